@@ -1,0 +1,31 @@
+# What every target of the project is built with, and short forms for sources and tests.
+
+function(megamoe_defaults target)
+  # The numbers are defined by separate FP32 roundings: no contraction into fused multiply-adds.
+  target_compile_options(${target} PRIVATE -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
+  if(MEGAMOE_DEVELOPER)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(MEGAMOE_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${MEGAMOE_SANITIZE} -fno-sanitize-recover=all -g)
+    target_link_options(${target} PUBLIC -fsanitize=${MEGAMOE_SANITIZE})
+  endif()
+endfunction()
+
+# Adds sources of the current folder to the library.
+function(megamoe_sources)
+  target_sources(megamoe PRIVATE ${ARGN})
+endfunction()
+
+# megamoe_test(name file...): one test program of these files.
+function(megamoe_test name)
+  if(NOT MEGAMOE_DEVELOPER)
+    return()
+  endif()
+  add_executable(${name} ${ARGN})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE megamoe GTest::gtest_main OpenMP::OpenMP_CXX)
+  target_compile_definitions(${name} PRIVATE MEGAMOE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  megamoe_defaults(${name})
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
+endfunction()

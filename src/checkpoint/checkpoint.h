@@ -1,0 +1,53 @@
+// checkpoint.h: a model on disk: one safetensors file, or a directory of them with an index and configs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/safetensors.h"
+
+namespace megamoe {
+
+// A tensor of a checkpoint and the file it is in.
+struct TensorRef {
+  const TensorInfo* info = nullptr;
+  const SafetensorsFile* file = nullptr;
+  std::span<const std::byte> bytes() const { return file->bytes(*info); }
+};
+
+class Checkpoint {
+ public:
+  // `path`: a .safetensors file, or a directory. A directory's index (model.safetensors.index.json) decides
+  // which files belong and where each tensor is: a missing file, a tensor that is not where the index says, a
+  // tensor in two files or a file name that leaves the directory is kInvalidFile. Files the index does not
+  // name are ignored. Without an index every *.safetensors file of the directory belongs. config.json and
+  // hf_quant_config.json are read where they exist.
+  static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::vector<SafetensorsFile>& files() const { return files_; }
+  const std::vector<TensorRef>& tensors() const { return tensors_; }  // sorted by name
+  const TensorRef* find(std::string_view name) const;                 // null where there is none
+  const TensorRef& at(std::string_view name) const;                   // throws kNotFound
+  const nlohmann::json& config() const { return config_; }            // config.json, or null
+  const nlohmann::json& hf_quant_config() const { return hf_quant_config_; }
+  bool has_index() const { return has_index_; }
+
+ private:
+  std::filesystem::path path_;
+  std::vector<SafetensorsFile> files_;
+  std::vector<TensorRef> tensors_;
+  nlohmann::json config_;
+  nlohmann::json hf_quant_config_;
+  bool has_index_ = false;
+};
+
+}  // namespace megamoe

@@ -1,0 +1,39 @@
+// expert_matrix.h: reads one expert matrix out of a checkpoint, whatever its encoding.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/model_index.h"
+#include "megamoe/types.h"
+
+namespace megamoe {
+
+// The matrix as FP32 [rows, cols], row-major: exact for F32, F16, BF16 and MXFP4; for NVFP4 and FP8 one
+// rounding to FP32. Throws kInvalidFile that names tensor, row and block for a NaN or negative block scale,
+// or a tensor scale that is not finite and positive.
+std::vector<float> read_f32(const ExpertMatrix& matrix);
+// kDense BF16 (and FP16 or FP32 that BF16 holds exactly is not assumed: only BF16): the raw bits [rows,
+// cols].
+std::vector<bf16> read_bf16(const ExpertMatrix& matrix);
+
+// An NVFP4 matrix, or an MXFP4 one cast to NVFP4: the largest exponent of a block with a code other than 0
+// becomes 2^8, codes untouched. `inexact_blocks` (32-blocks of the source) counts those whose exponent lies
+// more than 17 below the largest: these are quantised anew under that tensor scale.
+struct Nvfp4Data {
+  std::vector<std::uint8_t> codes;   // [rows, cols / 2]
+  std::vector<std::uint8_t> scales;  // [rows, cols / 16] E4M3
+  float tensor_scale = 1.0f;         // the multiplier
+  std::int64_t inexact_blocks = 0;
+};
+Nvfp4Data read_nvfp4(const ExpertMatrix& matrix);
+
+// The activations' tensor scale as the multiplier, or 0 where the checkpoint has none. Throws kInvalidFile
+// that names the tensor if it is not finite and positive.
+float read_input_scale(const ExpertMatrix& matrix);
+// The bias as FP32 [rows], or empty.
+std::vector<float> read_bias(const ExpertMatrix& matrix);
+// Any float tensor as FP32.
+std::vector<float> read_f32(const TensorRef& tensor);
+
+}  // namespace megamoe
