@@ -55,8 +55,9 @@ class PreparedLayer {
   // First GEMM. x holds one row per token and `x_is_gathered` is false, or one per routed row and it is
   // true. `out` receives rows offsets[0] .. offsets[E]; for kInterleavedBf16 and kCompactBf16 in
   // out.values; for kNvfp4 out.scales [R] is an input: the tensor scale of each row of h.
-  virtual void gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
-                     const ActivationRows& out) const = 0;
+  // Returns the blocks of h that saturated at their tensor scale (kNvfp4; else 0).
+  virtual std::int64_t gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
+                             L1Output mode, const ActivationRows& out) const = 0;
   // Second GEMM: y_e [R, H] FP32 (bias included), one row per routed row.
   virtual void gemm2(const ActivationRows& h, const Routing& routing, float* out) const = 0;
   // The shared expert on every token, BF16 activations: out [tokens, H] FP32, its sigmoid gate applied.

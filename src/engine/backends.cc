@@ -1,0 +1,47 @@
+#include "engine/backends.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "base/check.h"
+#include "cpu/cpu_backend.h"
+#include "megamoe/moe_layer.h"
+#include "ref/ref_backend.h"
+
+namespace megamoe {
+
+const std::vector<const Backend*>& all_backends() {
+  static const std::vector<const Backend*> backends = {&cpu_backend(), &ref_backend()};
+  return backends;
+}
+
+const Backend& find_backend(std::string_view name) {
+  std::string wanted(name);
+  if (wanted.empty() || wanted == "auto") {
+    const char* forced = std::getenv("MEGAMOE_BACKEND");
+    wanted = forced != nullptr ? forced : "";
+  }
+  std::string names;
+  for (const Backend* backend : all_backends()) {
+    if (wanted.empty() ? backend->supported() : backend->name() == wanted) {
+      if (!backend->supported()) {
+        fail(ErrorCode::kUnsupported, "backend '{}' needs {}, which this machine does not have", wanted,
+             backend->needs());
+      }
+      return *backend;
+    }
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", backend->name());
+  }
+  fail(ErrorCode::kNotFound, "there is no backend '{}'; this build has {}", wanted, names);
+}
+
+std::vector<BackendInfo> list_backends() {
+  std::vector<BackendInfo> infos;
+  for (const Backend* backend : all_backends()) {
+    infos.push_back({std::string(backend->name()), std::string(backend->description()),
+                     std::string(backend->needs()), backend->supported()});
+  }
+  return infos;
+}
+
+}  // namespace megamoe

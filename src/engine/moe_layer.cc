@@ -1,0 +1,349 @@
+#include "megamoe/moe_layer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/aligned_buffer.h"
+#include "base/check.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/model_index.h"
+#include "engine/backends.h"
+#include "engine/workspace.h"
+#include "layer/load_layer.h"
+#include "layer/router_logits.h"
+#include "numerics/fp8_tile.h"
+#include "numerics/nvfp4.h"
+
+namespace megamoe {
+namespace {
+
+bool is_static(ScaleSource source) {
+  return source == ScaleSource::kStatic || source == ScaleSource::kStaticLayerMax;
+}
+
+// Makes the choice that was left open for one of the two activation scales, and refuses an impossible one.
+ScaleSource choose_scale(std::optional<ScaleSource> wanted, const LayerWeights& weights,
+                         float ExpertWeights::*scale, std::string_view what) {
+  const bool all = std::all_of(weights.experts.begin(), weights.experts.end(),
+                               [&](const ExpertWeights& expert) { return expert.*scale > 0.0f; });
+  if (!wanted) return all ? ScaleSource::kStatic : ScaleSource::kDynamicRow;
+  if (is_static(*wanted) && !all) {
+    fail(ErrorCode::kInvalidArgument,
+         "{} has no static scales for {}; expected an input scale for every expert (see `megamoe "
+         "calibrate`), or ask "
+         "for a dynamic scale",
+         weights.name, what);
+  }
+  return *wanted;
+}
+
+template <class T>
+void check_shape(const char* name, const MatrixView<T>& view, std::int64_t rows, std::int64_t cols) {
+  if (view.rows != rows || view.cols != cols) {
+    fail(ErrorCode::kInvalidArgument, "{} must have shape [{}, {}], got [{}, {}]", name, rows, cols,
+         view.rows, view.cols);
+  }
+  if (view.row_stride < view.cols && view.rows > 1) {
+    fail(ErrorCode::kInvalidArgument, "{} has rows of {} elements, but a row stride of {}", name, view.cols,
+         view.row_stride);
+  }
+  if (view.data == nullptr && rows > 0 && cols > 0) {
+    fail(ErrorCode::kInvalidArgument, "{} must point to [{}, {}] elements, got a null pointer", name, rows,
+         cols);
+  }
+}
+
+}  // namespace
+
+struct MoeLayer::State {
+  LayerWeights weights;
+  MoeLayerOptions options;
+  const Backend* backend = nullptr;
+  std::unique_ptr<PreparedLayer> prepared;
+  std::vector<float> x_scales;  // [E] static tensor scale of x, or empty
+  std::vector<float> h_scales;  // [E] static tensor scale of h, or empty
+  std::function<void(const Stage&)> on_stage;
+
+  std::vector<float> static_scales(ScaleSource source, float ExpertWeights::*scale) const;
+  void copy_routing(MatrixView<const std::int32_t> ids, MatrixView<const float> routing_weights,
+                    const Workspace& w) const;
+  std::int64_t quantize_x(const ActivationRows& x, const PassPlan& plan, Workspace& w) const;
+  std::int64_t make_h(const ActivationRows& x, const PassPlan& plan, Workspace& w) const;
+
+  void stage(const char* name, DType dtype, std::vector<std::int64_t> shape, const void* data) const {
+    if (on_stage) on_stage({name, dtype, std::move(shape), data});
+  }
+  void stage_rows(const std::string& name, const ActivationRows& rows) const;
+};
+
+std::vector<float> MoeLayer::State::static_scales(ScaleSource source, float ExpertWeights::*scale) const {
+  std::vector<float> scales;
+  if (!is_static(source)) return scales;
+  for (const ExpertWeights& expert : weights.experts) scales.push_back(expert.*scale);
+  if (source == ScaleSource::kStaticLayerMax) {
+    std::fill(scales.begin(), scales.end(), *std::max_element(scales.begin(), scales.end()));
+  }
+  return scales;
+}
+
+// Makes ids and weights contiguous, and checks the ids.
+void MoeLayer::State::copy_routing(MatrixView<const std::int32_t> ids,
+                                   MatrixView<const float> routing_weights, const Workspace& w) const {
+  const LayerConfig& config = weights.config;
+  for (std::int64_t t = 0; t < ids.rows; ++t) {
+    for (int slot = 0; slot < config.top_k; ++slot) {
+      const std::int32_t id = ids.row(t)[slot];
+      if (id < -1 || id >= config.num_experts) {
+        fail(ErrorCode::kInvalidArgument,
+             "expert id {} of token {}, slot {} is out of range; expected -1 or 0 to {}", id, t, slot,
+             config.num_experts - 1);
+      }
+      w.ids[t * config.top_k + slot] = id;
+      w.weights[t * config.top_k + slot] = routing_weights.row(t)[slot];
+    }
+  }
+}
+
+// Fills w.x from the BF16 tokens; returns the saturated blocks.
+std::int64_t MoeLayer::State::quantize_x(const ActivationRows& x, const PassPlan& plan, Workspace& w) const {
+  const Routing& routing = w.routing;
+  if (options.activations == ActivationFormat::kFp8) {
+    backend->quantize_fp8(x, w.x);
+    return 0;
+  }
+  if (plan.x_per_row) {
+    w.x.rows = routing.offsets[routing.num_experts];
+    for (std::int64_t e = 0; e < routing.num_experts; ++e) {
+      std::fill(w.x.scales + routing.offsets[e], w.x.scales + routing.offsets[e + 1],
+                x_scales[static_cast<std::size_t>(e)]);
+    }
+    return backend->quantize(x, routing.row_to_token, w.x);
+  }
+  if (options.x_scale == ScaleSource::kStaticLayerMax) {
+    std::fill(w.x.scales, w.x.scales + x.rows, x_scales[0]);
+  } else {
+    backend->row_amax(x, w.amax);
+    const bool per_row = options.x_scale == ScaleSource::kDynamicRow;
+    const float largest = x.rows > 0 ? *std::max_element(w.amax, w.amax + x.rows) : 0.0f;
+    for (std::int64_t t = 0; t < x.rows; ++t)
+      w.x.scales[t] = nvfp4_tensor_scale(per_row ? w.amax[t] : largest);
+  }
+  return backend->quantize(x, nullptr, w.x);
+}
+
+// The first GEMM and whatever quantises its result into w.h; returns the saturated blocks.
+std::int64_t MoeLayer::State::make_h(const ActivationRows& x, const PassPlan& plan, Workspace& w) const {
+  const Routing& routing = w.routing;
+  const std::int64_t rows = routing.offsets[routing.num_experts];
+  const bool nvfp4 = options.activations == ActivationFormat::kNvfp4;
+  w.h.rows = w.h_bf16.rows = rows;
+  if (nvfp4 && !h_scales.empty()) {
+    for (std::int64_t e = 0; e < routing.num_experts; ++e) {
+      std::fill(w.h.scales + routing.offsets[e], w.h.scales + routing.offsets[e + 1],
+                h_scales[static_cast<std::size_t>(e)]);
+    }
+  }
+  if (plan.h_fused) {
+    const L1Output mode = nvfp4                                           ? L1Output::kNvfp4
+                          : options.activations == ActivationFormat::kFp8 ? L1Output::kFp8
+                                                                          : L1Output::kCompactBf16;
+    return prepared->gemm1(x, plan.x_per_row, routing, mode, w.h);
+  }
+  prepared->gemm1(x, plan.x_per_row, routing,
+                  plan.h_interleaved ? L1Output::kInterleavedBf16 : L1Output::kCompactBf16, w.h_bf16);
+  stage_rows("h_bf16", w.h_bf16);
+  if (!nvfp4) {
+    backend->quantize_fp8(w.h_bf16, w.h);
+    return 0;
+  }
+  if (h_scales.empty()) {
+    backend->row_amax(w.h_bf16, w.amax);
+    for (std::int64_t e = 0; e < routing.num_experts; ++e) {
+      const std::int64_t begin = routing.offsets[e], end = routing.offsets[e + 1];
+      if (begin == end) continue;
+      const float largest = *std::max_element(w.amax + begin, w.amax + end);
+      const bool per_row = options.h_scale == ScaleSource::kDynamicRow;
+      for (std::int64_t r = begin; r < end; ++r)
+        w.h.scales[r] = nvfp4_tensor_scale(per_row ? w.amax[r] : largest);
+    }
+  }
+  return plan.h_interleaved ? backend->deinterleave_quantize(w.h_bf16, w.h)
+                            : backend->quantize(w.h_bf16, nullptr, w.h);
+}
+
+void MoeLayer::State::stage_rows(const std::string& name, const ActivationRows& rows) const {
+  if (!on_stage) return;
+  switch (rows.format) {
+    case ActivationFormat::kBf16:
+      stage(name.c_str(), DType::kBF16, {rows.rows, rows.cols}, rows.values);
+      break;
+    case ActivationFormat::kFp8:
+      stage((name + "_codes").c_str(), DType::kE4M3, {rows.rows, rows.cols}, rows.codes);
+      stage((name + "_scales").c_str(), DType::kF32, {rows.rows, (rows.cols + kFp8Tile - 1) / kFp8Tile},
+            rows.scales);
+      break;
+    case ActivationFormat::kNvfp4:
+      stage((name + "_codes").c_str(), DType::kU8, {rows.rows, rows.cols / 2}, rows.codes);
+      stage((name + "_block_scales").c_str(), DType::kE4M3, {rows.rows, rows.cols / kNvfp4Block},
+            rows.block_scales);
+      stage((name + "_tensor_scales").c_str(), DType::kF32, {rows.rows}, rows.scales);
+      break;
+  }
+}
+
+MoeLayer MoeLayer::load(const std::filesystem::path& checkpoint, int layer, const MoeLayerOptions& options) {
+  const ModelIndex model = index_model(Checkpoint::open(checkpoint));
+  return MoeLayer(load_layer(model, find_layer(model, layer)), options);
+}
+
+MoeLayer::MoeLayer(LayerWeights weights, const MoeLayerOptions& options) : state_(std::make_unique<State>()) {
+  validate(weights);
+  State& s = *state_;
+  s.weights = std::move(weights);
+  s.options = options;
+  s.backend = &find_backend(options.backend);
+  s.options.backend = s.backend->name();
+  if (options.activations != ActivationFormat::kBf16) {
+    for (std::size_t e = 0; e < s.weights.experts.size(); ++e) {
+      const ExpertWeights& expert = s.weights.experts[e];
+      for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+        if (matrix->rows > 0 && matrix->format != WeightFormat::kNvfp4) {
+          fail(ErrorCode::kUnsupported,
+               "{} activations need NVFP4 weights, but expert {} of {} is {}; use bf16",
+               to_string(options.activations), e, s.weights.name, to_string(matrix->format));
+        }
+      }
+    }
+  }
+  if (options.l1 == MoeLayerOptions::L1::kInterleaved &&
+      (options.activations != ActivationFormat::kNvfp4 || !s.weights.config.activation.gated())) {
+    fail(ErrorCode::kUnsupported,
+         "the interleaved output of the first GEMM goes with nvfp4 activations and a gated activation, got "
+         "{} and {}",
+         to_string(options.activations), to_string(s.weights.config.activation.kind));
+  }
+  if (options.activations == ActivationFormat::kNvfp4) {
+    s.options.x_scale = choose_scale(options.x_scale, s.weights, &ExpertWeights::input_scale, "x");
+    s.options.h_scale = choose_scale(options.h_scale, s.weights, &ExpertWeights::down_input_scale, "h");
+    s.x_scales = s.static_scales(*s.options.x_scale, &ExpertWeights::input_scale);
+    s.h_scales = s.static_scales(*s.options.h_scale, &ExpertWeights::down_input_scale);
+  }
+  s.prepared = s.backend->prepare(s.weights);
+}
+
+MoeLayer::~MoeLayer() = default;
+MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
+MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
+
+const LayerConfig& MoeLayer::config() const { return state_->weights.config; }
+const MoeLayerOptions& MoeLayer::options() const { return state_->options; }
+std::string_view MoeLayer::backend() const { return state_->backend->name(); }
+const std::vector<std::string>& MoeLayer::notes() const { return state_->weights.notes; }
+void MoeLayer::on_stage(std::function<void(const Stage&)> callback) {
+  state_->on_stage = std::move(callback);
+}
+
+void MoeLayer::router_logits(MatrixView<const bf16> x, MatrixView<float> logits) const {
+  check_shape("x", x, x.rows, config().hidden);
+  check_shape("logits", logits, x.rows, config().num_experts);
+  megamoe::router_logits(state_->weights, x, logits);
+}
+
+void MoeLayer::route(MatrixView<const float> logits, MatrixView<std::int32_t> ids, MatrixView<float> weights,
+                     std::span<const std::int32_t> token_ids) const {
+  const State& s = *state_;
+  const std::int64_t tokens = logits.rows, experts = config().num_experts, top_k = config().top_k;
+  check_shape("logits", logits, tokens, experts);
+  check_shape("ids", ids, tokens, top_k);
+  check_shape("weights", weights, tokens, top_k);
+  AlignedBuffer<float> packed_logits(tokens * experts), packed_weights(tokens * top_k);
+  AlignedBuffer<std::int32_t> packed_ids(tokens * top_k),
+      hash_ids(config().router.hash_routed ? tokens * top_k : 0);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::copy_n(logits.row(t), experts, packed_logits.data() + t * experts);
+  }
+  if (config().router.hash_routed) {
+    if (static_cast<std::int64_t>(token_ids.size()) != tokens) {
+      fail(ErrorCode::kInvalidArgument, "{} is routed by token id; expected {} token ids, got {}",
+           s.weights.name, tokens, token_ids.size());
+    }
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int32_t id = token_ids[static_cast<std::size_t>(t)];
+      if (id < 0 || id >= s.weights.hash_rows) {
+        fail(ErrorCode::kInvalidArgument, "token id {} at position {} is out of range; expected 0 to {}", id,
+             t, s.weights.hash_rows - 1);
+      }
+      std::copy_n(s.weights.hash_table + id * top_k, top_k, hash_ids.data() + t * top_k);
+    }
+  }
+  s.backend->route(packed_logits.data(), tokens, config(), s.weights.selection_bias,
+                   config().router.hash_routed ? hash_ids.data() : nullptr, packed_ids.data(),
+                   packed_weights.data());
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::copy_n(packed_ids.data() + t * top_k, top_k, ids.row(t));
+    std::copy_n(packed_weights.data() + t * top_k, top_k, weights.row(t));
+  }
+}
+
+std::int64_t MoeLayer::workspace_bytes(std::int64_t tokens) const {
+  if (tokens < 0) fail(ErrorCode::kInvalidArgument, "the number of tokens must be 0 or more, got {}", tokens);
+  const PassPlan plan = plan_pass(config(), state_->options, tokens);
+  return lay_out(config(), state_->options, plan, state_->weights.shared.present, nullptr).bytes;
+}
+
+std::int64_t MoeLayer::forward(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                               MatrixView<const float> weights, MatrixView<bf16> y,
+                               std::span<std::byte> workspace) const {
+  const State& s = *state_;
+  check_shape("x", x, x.rows, config().hidden);
+  check_shape("ids", ids, x.rows, config().top_k);
+  check_shape("weights", weights, x.rows, config().top_k);
+  check_shape("y", y, x.rows, config().hidden);
+  const PassPlan plan = plan_pass(config(), s.options, x.rows);
+  Workspace w = lay_out(config(), s.options, plan, s.weights.shared.present, workspace.data());
+  if (static_cast<std::int64_t>(workspace.size()) < w.bytes) {
+    fail(ErrorCode::kInvalidArgument, "the workspace for {} tokens must have {} bytes, got {}", x.rows,
+         w.bytes, workspace.size());
+  }
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kCacheLine != 0) {
+    fail(ErrorCode::kInvalidArgument, "the workspace must start at a multiple of {} bytes", kCacheLine);
+  }
+  if (x.rows == 0) return 0;
+  s.copy_routing(ids, weights, w);
+  s.backend->sort(w.ids, w.weights, w.routing);
+
+  const ActivationRows tokens{.format = ActivationFormat::kBf16,
+                              .rows = x.rows,
+                              .cols = x.cols,
+                              .row_stride = x.row_stride,
+                              .values = const_cast<bf16*>(x.data)};  // operations read x, never write it
+  const bool quantized = s.options.activations != ActivationFormat::kBf16;
+  std::int64_t saturated = quantized ? s.quantize_x(tokens, plan, w) : 0;
+  const std::int64_t rows = w.routing.offsets[config().num_experts];
+  s.stage("expert_ids", DType::kI32, {x.rows, config().top_k}, w.ids);
+  s.stage("expert_weights", DType::kF32, {x.rows, config().top_k}, w.weights);
+  s.stage("offsets", DType::kI64, {config().num_experts + 1}, w.routing.offsets);
+  s.stage("row_to_token", DType::kI32, {rows}, w.routing.row_to_token);
+  s.stage("row_to_slot", DType::kI32, {rows}, w.routing.row_to_slot);
+  if (quantized) s.stage_rows("x", w.x);
+
+  saturated += s.make_h(quantized ? w.x : tokens, plan, w);
+  s.stage_rows("h", w.h);
+  s.prepared->gemm2(w.h, w.routing, w.expert_out);
+  s.stage("expert_out", DType::kF32, {rows, x.cols}, w.expert_out);
+  if (w.shared_out != nullptr) {
+    s.prepared->shared_expert(tokens, w.shared_out);
+    s.stage("shared_out", DType::kF32, {x.rows, x.cols}, w.shared_out);
+  }
+  s.backend->combine(w.expert_out, w.routing, w.weights, w.shared_out, y);
+  if (y.row_stride == y.cols) s.stage("y", DType::kBF16, {y.rows, y.cols}, y.data);
+  return saturated;
+}
+
+std::int64_t MoeLayer::forward(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                               MatrixView<const float> weights, MatrixView<bf16> y) const {
+  const AlignedBuffer<std::byte> workspace(workspace_bytes(x.rows));
+  return forward(x, ids, weights, y, workspace);
+}
+
+}  // namespace megamoe
