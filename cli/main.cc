@@ -1,0 +1,104 @@
+// main.cc: the command `megamoe`: its verbs, its help, and one way for every error to end.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/parallel.h"
+#include "cli/output.h"
+#include "cli/verb.h"
+#include "megamoe/error.h"
+
+namespace megamoe::cli {
+
+namespace {
+
+const std::vector<Verb>& verbs() {
+  static const std::vector<Verb> kVerbs = {};
+  return kVerbs;
+}
+
+constexpr int kExitError = 1;
+constexpr int kExitUsage = 2;
+
+int report(std::string_view sentence, int exit_code) {
+  fmt::print(stderr, "megamoe: {}\n", one_line(sentence));
+  return exit_code;
+}
+
+std::string overview() {
+  std::string text = "megamoe " MEGAMOE_VERSION
+                     ": mixture-of-experts layers in NVFP4\n\nusage: megamoe VERB [OPTIONS]\n\nverbs:\n";
+  Table table({"", ""});
+  for (const Verb& verb : verbs()) table.add({verb.name, verb.summary});
+  text += table.text(2).substr(1);
+  text += "\n'megamoe VERB --help' lists a verb's options; '--json' makes any verb print one JSON object.\n";
+  text += "\nexamples:\n";
+  for (const Verb& verb : verbs()) text += fmt::format("  megamoe {} {}\n", verb.name, verb.example);
+  return text;
+}
+
+int run_verb(const Verb& verb, int argc, char** argv) {
+  CLI::App app(verb.summary, fmt::format("megamoe {}", verb.name));
+  app.footer(fmt::format("\nexample: megamoe {} {}", verb.name, verb.example));
+  app.get_formatter()->column_width(34);
+  const std::function<int()> work = verb.add(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    print(app.help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return report(fmt::format("{} (see megamoe {} --help)", error.what(), verb.name), kExitUsage);
+  }
+  return work();
+}
+
+int run(int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first.empty()) return report("no verb given (see megamoe --help)", kExitUsage);
+  if (first == "--help" || first == "-h" || first == "help") {
+    print(overview());
+    return 0;
+  }
+  if (first == "--version") {
+    print("megamoe " MEGAMOE_VERSION "\n");
+    return 0;
+  }
+  const auto verb =
+      std::find_if(verbs().begin(), verbs().end(), [&](const Verb& v) { return v.name == first; });
+  if (verb == verbs().end()) {
+    return report(fmt::format("there is no {} '{}' (see megamoe --help)",
+                              first.starts_with('-') ? "option" : "verb", first),
+                  kExitUsage);
+  }
+  return run_verb(*verb, argc - 1, argv + 1);
+}
+
+}  // namespace
+
+void add_json(CLI::App& app, bool& json) {
+  app.add_flag("--json", json, "print one JSON object instead of tables");
+}
+
+void add_threads(CLI::App& app) {
+  app.add_option_function<int>("--threads", &set_num_threads, "threads to use; 0: all cores (default)");
+}
+
+}  // namespace megamoe::cli
+
+int main(int argc, char** argv) {
+  using namespace megamoe::cli;
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is seen by print()
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", kExitError);
+  } catch (const std::exception& error) {
+    return report(error.what(), kExitError);
+  }
+}

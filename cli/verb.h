@@ -1,0 +1,25 @@
+// verb.h: what a verb of the command line is: one file each, one row in main.cc.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string_view>
+
+namespace megamoe::cli {
+
+// Adds the verb's options to `app` and returns what runs once they are parsed. That function prints its
+// result whole, at its end, and returns the exit code: 0, or 1 where a check it was asked for did not hold.
+using AddVerb = std::function<int()> (*)(CLI::App& app);
+
+struct Verb {
+  const char* name;
+  const char* summary;  // one line of `megamoe --help`
+  const char* example;  // arguments of an example, without "megamoe"
+  AddVerb add;
+};
+
+// The options that every verb (add_json), or every verb that works for longer (add_threads), has.
+void add_json(CLI::App& app, bool& json);
+void add_threads(CLI::App& app);
+
+}  // namespace megamoe::cli
