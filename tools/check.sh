@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The checks beside the tests: include order, formatting, linter. Prints what is wrong and exits with 1.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+echo "== Include order"
+python3 tools/check_includes.py
+
+echo "== Formatting"
+mapfile -t sources < <(git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
+clang-format --dry-run --Werror "${sources[@]}"
+
+echo "== Links in documents"
+python3 tools/check_links.py
+
+echo "== Linter"
+cmake --preset dev >/dev/null
+mapfile -t units < <(git ls-files 'src/*.cc' 'cli/*.cc' | grep -v '_test\.cc$')
+printf '%s\n' "${units[@]}" | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build/dev 2>/dev/null
