@@ -26,19 +26,22 @@ struct QuantizeOptions {
     kRow,     // amax / 2688 over each row
   };
   TensorScale mode = TensorScale::kTensor;
-  float tensor_scale = 0.0f;  // kGiven: finite, greater than 0
+  float tensor_scale = 0.0f;  // kGiven: greater than 0, and 6 times it still finite
   // Tries each block against 4 as well as 6 as its largest code and keeps the smaller squared error.
   // The tensor scale is then amax / 1536, so that a scale raised by 1.5 still fits. For weights.
   bool four_over_six = false;
 };
 
-// Quantises `x` [rows, cols]; throws kInvalidArgument if cols is not a multiple of 16 or a given tensor
-// scale is not a finite positive number. Zero rows are fine.
+// Quantises `x` [rows, cols]. A block with a NaN or an infinity becomes a block of NaN and touches nothing
+// else: an amax looks at finite values only. Zero rows are fine. Throws kInvalidArgument if cols is not a
+// multiple of 16, the view is not one (null data, a row stride below cols), or a given tensor scale is not
+// positive or so large that 6 times it is not finite.
 Nvfp4Tensor quantize(MatrixView<const float> x, const QuantizeOptions& options = {});
 Nvfp4Tensor quantize(MatrixView<const bf16> x, const QuantizeOptions& options = {});
 Nvfp4Tensor quantize(MatrixView<const fp16> x, const QuantizeOptions& options = {});
 
-// The values of `x`, row-major [rows, cols].
+// The values of `x`, row-major [rows, cols]. Throws kInvalidArgument if its vectors do not have the sizes
+// above.
 std::vector<float> dequantize(const Nvfp4Tensor& x);
 
 }  // namespace megamoe

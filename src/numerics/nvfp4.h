@@ -26,11 +26,12 @@ namespace megamoe {
 inline constexpr int kNvfp4Block = 16;
 inline constexpr float kNvfp4Range = kE2M1Max * kE4M3Max;  // 2688: the largest e2m1 * e4m3
 
-// g for values up to `amax` (the largest finite magnitude of a tensor or a row). Never 0: an all-zero
-// tensor gives 1, and an amax so small that the quotient underflows gives the least positive float.
-MEGAMOE_HD constexpr float nvfp4_tensor_scale(float amax) {
+// g for values up to `amax` (the largest finite magnitude of a tensor or a row), so that it lands on `range`.
+// Never 0: an all-zero tensor gives 1, and an amax so small that the quotient underflows gives the least
+// positive float.
+MEGAMOE_HD constexpr float nvfp4_tensor_scale(float amax, float range = kNvfp4Range) {
   if (amax == 0.0f) return 1.0f;
-  const float g = amax / kNvfp4Range;
+  const float g = amax / range;
   return g == 0.0f ? 0x1p-149f : g;
 }
 
@@ -39,12 +40,32 @@ struct Nvfp4Scale {
   bool saturated;
 };
 
+// A block's largest finite magnitude, and whether all of its values are finite.
+struct Nvfp4Amax {
+  float value;
+  bool finite;
+};
+MEGAMOE_HD constexpr Nvfp4Amax nvfp4_block_amax(const float* x) {
+  Nvfp4Amax a = {0.0f, true};
+  for (int i = 0; i < kNvfp4Block; ++i) {
+    if (!is_finite(x[i])) {
+      a.finite = false;
+    } else if (magnitude(x[i]) > a.value) {
+      a.value = magnitude(x[i]);
+    }
+  }
+  return a;
+}
+
+// The scale of a block of largest magnitude a = 6 g `wanted`: cut to what E4M3 holds, then rounded.
+MEGAMOE_HD constexpr Nvfp4Scale nvfp4_round_scale(float wanted) {
+  const float cut = wanted < kE4M3Min ? kE4M3Min : wanted > kE4M3Max ? kE4M3Max : wanted;
+  return {encode_e4m3(cut), wanted > kE4M3Max * (1.0f + 0x1p-20f)};
+}
+
 // The block's scale for its largest magnitude `a` (finite).
 MEGAMOE_HD constexpr Nvfp4Scale nvfp4_block_scale(float a, float g) {
-  if (a == 0.0f) return {encode_e4m3(1.0f), false};
-  const float wanted = a / (kE2M1Max * g);
-  const float clamped = wanted < kE4M3Min ? kE4M3Min : wanted > kE4M3Max ? kE4M3Max : wanted;
-  return {encode_e4m3(clamped), wanted > kE4M3Max * (1.0f + 0x1p-20f)};
+  return a == 0.0f ? Nvfp4Scale{encode_e4m3(1.0f), false} : nvfp4_round_scale(a / (kE2M1Max * g));
 }
 
 // The code of x under the decoded scale d = s * g.
@@ -52,23 +73,27 @@ MEGAMOE_HD constexpr std::uint8_t nvfp4_code(float x, float d) {
   return encode_e2m1(x == 0.0f ? x : x / d);  // keeps 0/0 from becoming a NaN's code
 }
 
-// One block: reads x[0..15], writes 8 bytes of codes, returns the scale.
-MEGAMOE_HD constexpr Nvfp4Scale nvfp4_quantize_block(const float* x, float g, std::uint8_t* codes) {
-  float a = 0.0f;
-  bool finite = true;
-  for (int i = 0; i < kNvfp4Block; ++i) {
-    finite = finite && is_finite(x[i]);
-    a = magnitude(x[i]) > a ? magnitude(x[i]) : a;
-  }
-  if (!finite) {
-    for (int j = 0; j < kNvfp4Block / 2; ++j) codes[j] = 0;
-    return {kE4M3NaN, false};
-  }
-  const Nvfp4Scale scale = nvfp4_block_scale(a, g);
-  const float d = decode_e4m3(scale.code) * g;
+// The 8 bytes of codes of x[0..15], all finite, under the block scale `scale`.
+MEGAMOE_HD constexpr void nvfp4_encode_block(const float* x, std::uint8_t scale, float g,
+                                             std::uint8_t* codes) {
+  const float d = decode_e4m3(scale) * g;
   for (int j = 0; j < kNvfp4Block / 2; ++j) {
     codes[j] = static_cast<std::uint8_t>(nvfp4_code(x[2 * j], d) | nvfp4_code(x[2 * j + 1], d) << 4);
   }
+}
+
+// What a block with a NaN or an infinity becomes.
+MEGAMOE_HD constexpr Nvfp4Scale nvfp4_fault_block(std::uint8_t* codes) {
+  for (int j = 0; j < kNvfp4Block / 2; ++j) codes[j] = 0;
+  return {kE4M3NaN, false};
+}
+
+// One block: reads x[0..15], writes 8 bytes of codes, returns the scale.
+MEGAMOE_HD constexpr Nvfp4Scale nvfp4_quantize_block(const float* x, float g, std::uint8_t* codes) {
+  const Nvfp4Amax a = nvfp4_block_amax(x);
+  if (!a.finite) return nvfp4_fault_block(codes);
+  const Nvfp4Scale scale = nvfp4_block_scale(a.value, g);
+  nvfp4_encode_block(x, scale.code, g, codes);
   return scale;
 }
 

@@ -2,7 +2,7 @@
 //
 // Layout    scales [rows, cols] (cols counts blocks) are cut into tiles of 128 rows by 4 columns, 512 bytes
 //           each, tiles row-major. Within a tile, row r and column c lie at (r % 32) * 16 + (r / 32) * 4 + c.
-//           Rows pad to 128 and columns to 4; padding is 0.
+//           Rows pad to 128 and columns to 4; padding is 0. Whole matrices: megamoe/layout.h.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,5 @@ MEGAMOE_HD constexpr std::int64_t swizzled_offset(std::int64_t row, std::int64_t
   const std::int64_t r = row % kSwizzleRows;
   return tile * (kSwizzleRows * kSwizzleCols) + r % 32 * 16 + r / 32 * 4 + col % kSwizzleCols;
 }
-
-// Bytes of the swizzled form of [rows, cols] scales. Fails (kOutOfMemory) if that overflows 64 bits.
-std::int64_t swizzled_bytes(std::int64_t rows, std::int64_t cols);
-// `in` [rows, cols] -> `out` [swizzled_bytes]; writes every byte of `out`.
-void swizzle_scales(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out);
-// The inverse; padding is not read.
-void unswizzle_scales(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out);
 
 }  // namespace megamoe
