@@ -1,0 +1,60 @@
+#include "ref/ref_backend.h"
+
+#include "base/parallel.h"
+#include "layer/routing.h"
+#include "ref/operations.h"
+
+namespace megamoe {
+namespace {
+
+class RefBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "ref"; }
+  std::string_view description() const override { return "the reference: scalar, exact, slow"; }
+  std::string_view needs() const override { return "any CPU"; }
+  bool supported() const override { return true; }
+
+  std::unique_ptr<PreparedLayer> prepare(const LayerWeights& weights) const override {
+    return ref::prepare(weights);
+  }
+
+  void route(const float* logits, std::int64_t tokens, const LayerConfig& config, const float* selection_bias,
+             const std::int32_t* hash_ids, std::int32_t* ids, float* weights) const override {
+    parallel_for(tokens, 16, [&](std::int64_t begin, std::int64_t end) {
+      TokenRouter router(config, selection_bias);
+      for (std::int64_t t = begin; t < end; ++t) {
+        const std::int64_t slot = t * config.top_k;
+        router.route(logits + t * config.num_experts, hash_ids == nullptr ? nullptr : hash_ids + slot,
+                     ids + slot, weights + slot);
+      }
+    });
+  }
+
+  void sort(const std::int32_t* ids, const float* weights, const Routing& routing) const override {
+    ref::sort(ids, weights, routing);
+  }
+  std::int64_t quantize(const ActivationRows& x, const std::int32_t* row_map,
+                        const ActivationRows& out) const override {
+    return ref::quantize(x, row_map, out);
+  }
+  void quantize_fp8(const ActivationRows& x, const ActivationRows& out) const override {
+    ref::quantize_fp8(x, out);
+  }
+  std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out) const override {
+    return ref::deinterleave_quantize(x, out);
+  }
+  void row_amax(const ActivationRows& x, float* amax) const override { ref::row_amax(x, amax); }
+  void combine(const float* expert_out, const Routing& routing, const float* weights, const float* shared,
+               MatrixView<bf16> y) const override {
+    ref::combine(expert_out, routing, weights, shared, y);
+  }
+};
+
+}  // namespace
+
+const Backend& ref_backend() {
+  static const RefBackend backend;
+  return backend;
+}
+
+}  // namespace megamoe
