@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string_view>
 
 namespace megamoe {
@@ -45,6 +47,11 @@ enum class DType : std::uint8_t {
 int bits_of(DType dtype);
 // safetensors' name: "BF16", "F8_E4M3", ...
 std::string_view to_string(DType dtype);
+// The type of that name, or nothing.
+std::optional<DType> parse_dtype(std::string_view name);
+// Bytes of a tensor of that shape; nothing where a dimension is negative, the size overflows 64 bits or a
+// packed type does not fill whole bytes.
+std::optional<std::int64_t> bytes_of(DType dtype, std::span<const std::int64_t> shape);
 
 // A matrix somebody else owns. Elements of a row are adjacent; rows may be further apart than `cols`.
 template <class T>

@@ -7,8 +7,25 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace megamoe {
+
+// Owns an open file descriptor; -1 is none.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
 
 // A regular file mapped read-only. Empty files are fine (no bytes).
 class MappedFile {
@@ -26,9 +43,14 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// Reads a text file of at most `max_bytes`. Throws kNotFound, kIo or kInvalidFile.
+// Reads a regular file of at most `max_bytes`. Throws kNotFound, kInvalidArgument, kIo or kInvalidFile.
 std::string read_text_file(const std::filesystem::path& path, std::int64_t max_bytes = 64LL << 20);
 
+// Writes all of `data` from byte `offset` on; `path` is for the message. Throws kIo.
+void write_at(const FileDescriptor& file, const std::filesystem::path& path, std::span<const std::byte> data,
+              std::int64_t offset);
+// Makes a rename or removal of `path` durable. Throws kIo.
+void sync_directory_of(const std::filesystem::path& path);
 // Writes `content` to a temporary name beside `path`, flushes it to the disk and renames. Throws kIo.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 

@@ -1,5 +1,6 @@
 #include "megamoe/types.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -23,5 +24,25 @@ static_assert(static_cast<std::size_t>(DType::kC64) + 1 == kDTypes.size());
 
 int bits_of(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].bits; }
 std::string_view to_string(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)].name; }
+
+std::optional<DType> parse_dtype(std::string_view name) {
+  const auto row =
+      std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeRow& r) { return r.name == name; });
+  if (row == kDTypes.end()) return std::nullopt;
+  return static_cast<DType>(row - kDTypes.begin());
+}
+
+std::optional<std::int64_t> bytes_of(DType dtype, std::span<const std::int64_t> shape) {
+  // Zeros are left out at first, so that any product of some dimensions fits as well.
+  std::int64_t bits = bits_of(dtype);
+  bool empty = false;
+  for (const std::int64_t size : shape) {
+    if (size < 0 || __builtin_mul_overflow(bits, std::max<std::int64_t>(size, 1), &bits)) return std::nullopt;
+    empty = empty || size == 0;
+  }
+  if (empty) return 0;
+  if (bits % 8 != 0) return std::nullopt;
+  return bits / 8;
+}
 
 }  // namespace megamoe

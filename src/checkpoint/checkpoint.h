@@ -25,11 +25,14 @@ struct TensorRef {
 
 class Checkpoint {
  public:
-  // `path`: a .safetensors file, or a directory. A directory's index (model.safetensors.index.json) decides
-  // which files belong and where each tensor is: a missing file, a tensor that is not where the index says, a
-  // tensor in two files or a file name that leaves the directory is kInvalidFile. Files the index does not
-  // name are ignored. Without an index every *.safetensors file of the directory belongs. config.json and
-  // hf_quant_config.json are read where they exist.
+  // `path`: a .safetensors file (then there are no configs), or a directory.
+  // With an index (model.safetensors.index.json) the files it names belong, each with exactly the tensors it
+  // lists there; other files are ignored. Names are plain file names of this directory; the entry itself may
+  // be a symbolic link, as in download caches. A missing file, a tensor that is not where the index says or
+  // that it does not list, and a tensor in two files are kInvalidFile.
+  // Without an index model.safetensors belongs alone, or else every *.safetensors file; a missing shard
+  // "-00002-of-00003" and a tensor in two files are kInvalidFile.
+  // config.json and hf_quant_config.json are read where they exist, and must be JSON objects.
   static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }

@@ -2,7 +2,9 @@
 //
 // Layout    8 bytes: N, little-endian; N bytes of JSON: name -> {dtype, shape, data_offsets [begin, end)},
 //           and "__metadata__" of strings; then the data. Ranges cover the data exactly: no gap, no overlap.
-// Limits    the header is at most kMaxHeaderBytes; JSON nests at most 4 deep there; names are unique.
+// Limits    the header is at most kMaxHeaderBytes (a header of 2 million tensors; the format's first reader
+//           stops at 100 MB, which real shards exceed); names are unique; an entry has these three keys only.
+// Bytes     follow the header at once: a tensor may start at any address, aligned or not.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,149 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "base/check.h"
+#include "base/parallel.h"
+#include "megamoe/types.h"
+
+namespace megamoe {
+namespace {
+
+constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+
+TEST(Check, FailsWithCodeAndMessage) {
+  try {
+    fail(ErrorCode::kNotFound, "expected {}, got {}", 3, "x");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+    EXPECT_STREQ(error.what(), "expected 3, got x");
+    return;
+  }
+  FAIL();
+}
+
+TEST(Check, InternalChecksNameThePlace) {
+  try {
+    MEGAMOE_CHECK(1 + 1 == 3);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    EXPECT_NE(std::string_view(error.what()).find("1 + 1 == 3"), std::string_view::npos);
+    EXPECT_NE(std::string_view(error.what()).find("base_test.cc"), std::string_view::npos);
+  }
+}
+
+TEST(Check, SizesDoNotWrapAround) {
+  EXPECT_EQ(checked_mul(std::int64_t{1} << 31, std::int64_t{1} << 31), std::int64_t{1} << 62);
+  EXPECT_EQ(checked_mul(kMax, 1), kMax);
+  EXPECT_EQ(checked_add(kMax - 1, 1), kMax);
+  EXPECT_THROW(checked_mul(std::int64_t{1} << 32, std::int64_t{1} << 31), Error);
+  EXPECT_THROW(checked_mul(std::int64_t{1} << 32, std::int64_t{1} << 32), Error);
+  EXPECT_THROW(checked_add(kMax, 1), Error);
+}
+
+TEST(AlignedBuffer, IsAlignedAndMoves) {
+  for (const std::int64_t count : {1, 3, 16, 17, 1000}) {
+    AlignedBuffer<float> buffer(count);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % kCacheLine, 0u);
+    EXPECT_EQ(buffer.size(), count);
+    for (std::int64_t i = 0; i < count; ++i) buffer[i] = static_cast<float>(i);
+    float* const data = buffer.data();
+    const AlignedBuffer<float> moved = std::move(buffer);
+    EXPECT_EQ(moved.data(), data);
+    EXPECT_EQ(moved[count - 1], static_cast<float>(count - 1));
+  }
+  EXPECT_EQ(AlignedBuffer<double>(0).data(), nullptr);
+  EXPECT_EQ(AlignedBuffer<double>().size(), 0);
+}
+
+TEST(AlignedBuffer, RefusesSizesThatOverflow) {
+  EXPECT_THROW(AlignedBuffer<double>{kMax / 4}, Error);
+  EXPECT_THROW(AlignedBuffer<std::uint8_t>{kMax}, Error);
+}
+
+class Parallel : public ::testing::Test {
+ protected:
+  void TearDown() override { set_num_threads(0); }
+};
+
+TEST_F(Parallel, VisitsEachIndexOnce) {
+  for (const int threads : {1, 2, 3, 64}) {
+    set_num_threads(threads);
+    for (const std::int64_t count : {0, 1, 2, 63, 64, 65, 1000}) {
+      for (const std::int64_t grain : {-1, 0, 1, 7, 64, 5000}) {
+        std::vector<std::atomic<int>> visits(static_cast<std::size_t>(count));
+        parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+          ASSERT_LT(begin, end);
+          for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
+        });
+        for (const auto& n : visits) ASSERT_EQ(n, 1) << threads << " " << count << " " << grain;
+      }
+    }
+  }
+}
+
+TEST_F(Parallel, NegativeCountsDoNothing) {
+  parallel_for(-5, 1, [](std::int64_t, std::int64_t) { FAIL(); });
+}
+
+TEST_F(Parallel, NestedCallsRunInPlace) {
+  std::atomic<std::int64_t> sum{0};
+  parallel_for(8, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      parallel_for(10, 1, [&](std::int64_t b, std::int64_t e) { sum += e - b; });
+    }
+  });
+  EXPECT_EQ(sum, 80);
+}
+
+TEST_F(Parallel, RethrowsWhatABodyThrows) {
+  for (const int threads : {1, 2}) {
+    set_num_threads(threads);
+    EXPECT_THROW(parallel_for(100, 1,
+                              [](std::int64_t begin, std::int64_t) {
+                                if (begin == 0) throw std::runtime_error("body");
+                              }),
+                 std::runtime_error);
+  }
+}
+
+TEST_F(Parallel, ThreadCounts) {
+  EXPECT_GE(available_cores(), 1);
+  EXPECT_EQ(num_threads(), available_cores());
+  set_num_threads(1);
+  EXPECT_EQ(num_threads(), 1);
+  set_num_threads(4 * available_cores());
+  EXPECT_EQ(num_threads(), available_cores());
+  EXPECT_THROW(set_num_threads(-1), Error);
+  EXPECT_EQ(num_threads(), available_cores()) << "a refused count changes nothing";
+}
+
+TEST(DTypes, NamesAreInverse) {
+  for (int i = 0; i <= static_cast<int>(DType::kC64); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    EXPECT_EQ(parse_dtype(to_string(dtype)), dtype);
+  }
+  EXPECT_EQ(parse_dtype(""), std::nullopt);
+  EXPECT_EQ(parse_dtype("f32"), std::nullopt);
+}
+
+TEST(DTypes, BytesOfShapes) {
+  const auto bytes = [](DType dtype, std::vector<std::int64_t> shape) { return bytes_of(dtype, shape); };
+  EXPECT_EQ(bytes(DType::kF32, {}), 4);
+  EXPECT_EQ(bytes(DType::kBF16, {3, 5}), 30);
+  EXPECT_EQ(bytes(DType::kF4, {2, 3}), 3);
+  EXPECT_EQ(bytes(DType::kF4, {3}), std::nullopt);
+  EXPECT_EQ(bytes(DType::kF4, {}), std::nullopt);
+  EXPECT_EQ(bytes(DType::kF32, {0, 7}), 0);
+  EXPECT_EQ(bytes(DType::kF32, {-1}), std::nullopt);
+  EXPECT_EQ(bytes(DType::kU8, {std::int64_t{1} << 40, std::int64_t{1} << 40, 0}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace megamoe

@@ -1,0 +1,127 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace megamoe {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail_errno(const char* what, const fs::path& path, int error) {
+  const bool absent = error == ENOENT || error == ENOTDIR;
+  fail(absent ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot {} {}: {}", what, path.string(),
+       std::strerror(error));
+}
+
+// A regular file opened to read, and its size.
+struct OpenFile {
+  FileDescriptor descriptor;
+  std::int64_t bytes = 0;
+};
+
+OpenFile open_regular(const fs::path& path) {
+  // Without O_NONBLOCK a FIFO would block here instead of being refused below.
+  OpenFile file{FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
+  if (file.descriptor.get() < 0) fail_errno("open", path, errno);
+  struct stat status;
+  if (::fstat(file.descriptor.get(), &status) != 0) fail_errno("examine", path, errno);
+  if (!S_ISREG(status.st_mode)) {
+    fail(ErrorCode::kInvalidArgument, "expected {} to be a regular file, got {}", path.string(),
+         S_ISDIR(status.st_mode) ? "a directory" : "something else");
+  }
+  file.bytes = status.st_size;
+  return file;
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+MappedFile::MappedFile(const fs::path& path) {
+  const OpenFile file = open_regular(path);
+  if (file.bytes == 0) return;  // mmap refuses a length of 0
+  size_ = static_cast<std::size_t>(file.bytes);
+  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.descriptor.get(), 0);
+  if (data == MAP_FAILED) fail_errno("map", path, errno);
+  data_ = static_cast<const std::byte*>(data);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+std::string read_text_file(const fs::path& path, std::int64_t max_bytes) {
+  const OpenFile file = open_regular(path);
+  if (file.bytes > max_bytes) {
+    fail(ErrorCode::kInvalidFile, "{} has {} bytes, expected at most {}", path.string(), file.bytes,
+         max_bytes);
+  }
+  std::string text(static_cast<std::size_t>(file.bytes), '\0');
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t got = ::read(file.descriptor.get(), text.data() + done, text.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_errno("read", path, errno);
+    if (got == 0) break;  // the file became shorter meanwhile
+    done += static_cast<std::size_t>(got);
+  }
+  text.resize(done);
+  return text;
+}
+
+void write_at(const FileDescriptor& file, const fs::path& path, std::span<const std::byte> data,
+              std::int64_t offset) {
+  while (!data.empty()) {
+    const ssize_t put = ::pwrite(file.get(), data.data(), data.size(), offset);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail(ErrorCode::kIo, "cannot write {}: {}", path.string(), std::strerror(errno));
+    data = data.subspan(static_cast<std::size_t>(put));
+    offset += put;
+  }
+}
+
+void sync_directory_of(const fs::path& path) {
+  const fs::path parent = path.parent_path().empty() ? fs::path(".") : path.parent_path();
+  const FileDescriptor directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some file systems cannot flush a directory (EINVAL): nothing more can be done there.
+  if (directory.get() < 0 || (::fsync(directory.get()) != 0 && errno != EINVAL)) {
+    fail(ErrorCode::kIo, "cannot flush the directory {}: {}", parent.string(), std::strerror(errno));
+  }
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  // The process id keeps two processes' temporary files apart; the last to rename wins with a whole file.
+  const fs::path temporary = path.string() + fmt::format(".tmp{}", ::getpid());
+  try {
+    {
+      const FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+      if (file.get() < 0) {
+        fail(ErrorCode::kIo, "cannot create {}: {}", temporary.string(), std::strerror(errno));
+      }
+      write_at(file, temporary, std::as_bytes(std::span(content)), 0);
+      if (::fsync(file.get()) != 0) {
+        fail(ErrorCode::kIo, "cannot flush {}: {}", temporary.string(), std::strerror(errno));
+      }
+    }
+    if (::rename(temporary.c_str(), path.c_str()) != 0) {
+      fail(ErrorCode::kIo, "cannot rename {} to {}: {}", temporary.string(), path.string(),
+           std::strerror(errno));
+    }
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  sync_directory_of(path);
+}
+
+}  // namespace megamoe
