@@ -28,8 +28,10 @@ void e4m3_to_float(const std::uint8_t* in, std::int64_t count, float* out);
 // Largest finite magnitude.
 float finite_amax(const bf16* in, std::int64_t count);
 
-// One NVFP4 block under tensor scale g: reads x[0..15], writes 8 bytes of codes.
-Nvfp4Scale quantize_block(const bf16* x, float g, std::uint8_t* codes);
+// `blocks` NVFP4 blocks under tensor scale g: reads x [16 * blocks], writes codes [8 * blocks] and scales
+// [blocks]; returns how many saturated.
+std::int64_t quantize_row(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
+                          std::uint8_t* scales);
 // One FP8 tile of 1 to 128 values: writes the codes, returns d.
 float quantize_fp8_tile(const bf16* x, std::int64_t count, std::uint8_t* codes);
 

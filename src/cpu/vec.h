@@ -32,8 +32,8 @@ struct Wide {
 };
 inline Wide widen(V16b v) {
   const V16b sign = v < 0;
-  return {reinterpret_cast<V8s>(__builtin_shufflevector(v, sign, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6,
-                                                        22, 7, 23)),
+  return {reinterpret_cast<V8s>(
+              __builtin_shufflevector(v, sign, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)),
           reinterpret_cast<V8s>(__builtin_shufflevector(v, sign, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
                                                         14, 30, 15, 31))};
 }
