@@ -26,7 +26,9 @@ struct Nvfp4Data {
   float tensor_scale = 1.0f;         // the multiplier
   std::int64_t inexact_blocks = 0;
 };
-Nvfp4Data read_nvfp4(const ExpertMatrix& matrix);
+// `scale_partner`: an MXFP4 matrix (an expert's other half) that shall come out under the same tensor scale,
+// whose exponents therefore count too; no say where `matrix` is NVFP4. Its bytes are read, not returned.
+Nvfp4Data read_nvfp4(const ExpertMatrix& matrix, const ExpertMatrix* scale_partner = nullptr);
 
 // The activations' tensor scale as the multiplier, or 0 where the checkpoint has none. Throws kInvalidFile
 // that names the tensor if it is not finite and positive.

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "numerics/amax.h"
 #include "numerics/bf16.h"
 #include "numerics/four_over_six.h"
 #include "numerics/fp16.h"
@@ -60,6 +61,10 @@ std::vector<float> row_amax(const MatrixView<const T>& x) {
   return amax;
 }
 
+float largest(const std::vector<float>& amax) {
+  return amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end());
+}
+
 template <class T>
 std::vector<float> choose_tensor_scales(const MatrixView<const T>& x, const QuantizeOptions& options) {
   if (options.mode == QuantizeOptions::TensorScale::kGiven) {
@@ -73,7 +78,7 @@ std::vector<float> choose_tensor_scales(const MatrixView<const T>& x, const Quan
   const float range = options.four_over_six ? kFourOverSixRange : kNvfp4Range;
   std::vector<float> scales = row_amax(x);
   if (options.mode == QuantizeOptions::TensorScale::kTensor) {
-    scales = {scales.empty() ? 0.0f : *std::max_element(scales.begin(), scales.end())};
+    scales = {largest(scales)};
   }
   for (float& scale : scales) scale = nvfp4_tensor_scale(scale, range);
   return scales;
@@ -126,6 +131,9 @@ Nvfp4Tensor quantize(MatrixView<const bf16> x, const QuantizeOptions& options) {
 Nvfp4Tensor quantize(MatrixView<const fp16> x, const QuantizeOptions& options) {
   return quantize_matrix(x, options);
 }
+
+float tensor_amax(MatrixView<const float> x) { return largest(row_amax(x)); }
+float tensor_amax(MatrixView<const bf16> x) { return largest(row_amax(x)); }
 
 std::vector<float> dequantize(const Nvfp4Tensor& x) {
   if (x.rows < 0 || x.cols < 0 || x.cols % kNvfp4Block != 0) {

@@ -1,0 +1,137 @@
+#include "engine/staged_output.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "base/check.h"
+#include "base/file.h"
+
+namespace megamoe {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRecipeName = ".megamoe-recipe";
+
+void check(const std::error_code& error, const char* what, const fs::path& path) {
+  if (error) fail(ErrorCode::kIo, "cannot {} {}: {}", what, path.string(), error.message());
+}
+
+[[noreturn]] void fail_errno(const char* what, const fs::path& path) {
+  fail(ErrorCode::kIo, "cannot {} {}: {}", what, path.string(), std::generic_category().message(errno));
+}
+
+// "a/b/" and "a/b" are the same destination.
+fs::path without_trailing_slash(const fs::path& path) {
+  const fs::path normal = path.lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
+// --overwrite must not delete a directory that was given by mistake.
+void check_replaceable(const fs::path& directory) {
+  bool has_weights = false, empty = true;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    empty = false;
+    has_weights = has_weights || it->path().extension() == ".safetensors";
+  }
+  check(error, "list", directory);
+  if (!empty && !has_weights) {
+    fail(ErrorCode::kInvalidArgument, "{} holds no .safetensors file, so it is not replaced",
+         directory.string());
+  }
+}
+
+void clear_except_recipe(const fs::path& directory) {
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().filename() == kRecipeName) continue;
+    std::error_code removal;
+    fs::remove_all(it->path(), removal);
+    check(removal, "remove", it->path());
+  }
+  check(error, "list", directory);
+}
+
+void write_recipe(int file, const std::string& recipe, const fs::path& path) {
+  if (ftruncate(file, 0) != 0) fail_errno("write", path);
+  for (std::size_t done = 0; done < recipe.size();) {
+    const ssize_t n = pwrite(file, recipe.data() + done, recipe.size() - done, static_cast<off_t>(done));
+    if (n < 0) fail_errno("write", path);
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+// Opens (makes, if `create`) and locks the recipe file.
+int lock_recipe(const fs::path& path, bool create) {
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0644);
+  if (file < 0) fail_errno("open", path);
+  if (flock(file, LOCK_EX | LOCK_NB) != 0) {
+    close(file);
+    fail(ErrorCode::kInvalidArgument, "{} is being written by another run", path.parent_path().string());
+  }
+  return file;
+}
+
+}  // namespace
+
+StagedOutput::StagedOutput(const fs::path& destination, bool overwrite, const std::string& recipe)
+    : destination_(without_trailing_slash(destination)), staging_(destination_.string() + ".partial") {
+  if (fs::exists(destination_)) {
+    if (!overwrite) {
+      fail(ErrorCode::kInvalidArgument, "{} exists already; it is replaced only if overwriting is asked for",
+           destination_.string());
+    }
+    if (!fs::is_directory(destination_)) {
+      fail(ErrorCode::kInvalidArgument, "{} is not a directory", destination_.string());
+    }
+    check_replaceable(destination_);
+  }
+  const fs::path recipe_path = staging_ / kRecipeName;
+  const bool resumes = fs::exists(recipe_path);
+  std::error_code error;
+  if (!resumes && fs::exists(staging_) && !fs::is_empty(staging_, error)) {
+    fail(ErrorCode::kInvalidArgument, "{} is in the way and was not left by an interrupted run",
+         staging_.string());
+  }
+  check(error, "list", staging_);
+  fs::create_directories(staging_, error);
+  check(error, "create", staging_);
+  lock_ = lock_recipe(recipe_path, !resumes);
+  if (read_text_file(recipe_path) != recipe) {
+    clear_except_recipe(staging_);
+    write_recipe(lock_, recipe, recipe_path);
+  }
+}
+
+StagedOutput::~StagedOutput() {
+  if (lock_ >= 0) close(lock_);
+}
+
+void StagedOutput::commit() {
+  std::error_code error;
+  // What the renames leave under the staging name still counts as left by a run, so a kill here harms
+  // nothing.
+  bool replaced = false;
+  if (fs::exists(destination_)) {
+    close(lock_recipe(destination_ / kRecipeName, true));
+    replaced = renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, destination_.c_str(), RENAME_EXCHANGE) == 0;
+    if (!replaced) {  // a file system without exchange: two steps
+      fs::remove_all(destination_, error);
+      check(error, "remove", destination_);
+    }
+  }
+  if (!replaced) fs::rename(staging_, destination_, error);
+  check(error, "rename", staging_);
+  if (replaced) fs::remove_all(staging_, error);
+  check(error, "remove", staging_);
+  fs::remove(destination_ / kRecipeName, error);
+  check(error, "remove", destination_ / kRecipeName);
+}
+
+}  // namespace megamoe
