@@ -5,6 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "base/parallel.h"
+
 namespace megamoe {
 namespace {
 
@@ -139,6 +141,19 @@ void TokenRouter::weigh(const std::int32_t* ids, float* weights) const {
     const double weight = !divide ? share(slot) : sum == 0.0 ? 0.0 : share(slot) / sum;
     weights[slot] = static_cast<float>(weight * static_cast<double>(router.scaling_factor));
   }
+}
+
+void route_tokens(const float* logits, std::int64_t tokens, const LayerConfig& config,
+                  const float* selection_bias, const std::int32_t* hash_ids, std::int32_t* ids,
+                  float* weights) {
+  parallel_for(tokens, 16, [&](std::int64_t begin, std::int64_t end) {
+    TokenRouter router(config, selection_bias);
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t slot = t * config.top_k;
+      router.route(logits + t * config.num_experts, hash_ids == nullptr ? nullptr : hash_ids + slot,
+                   ids + slot, weights + slot);
+    }
+  });
 }
 
 }  // namespace megamoe

@@ -43,4 +43,9 @@ class TokenRouter {
   std::vector<std::int32_t> order_;  // the experts that may be chosen
 };
 
+// Ids and weights [tokens, top_k] from logits [tokens, E], on all threads; the rest as above.
+void route_tokens(const float* logits, std::int64_t tokens, const LayerConfig& config,
+                  const float* selection_bias, const std::int32_t* hash_ids, std::int32_t* ids,
+                  float* weights);
+
 }  // namespace megamoe

@@ -1,6 +1,5 @@
 #include "ref/ref_backend.h"
 
-#include "base/parallel.h"
 #include "layer/routing.h"
 #include "ref/operations.h"
 
@@ -20,14 +19,7 @@ class RefBackend final : public Backend {
 
   void route(const float* logits, std::int64_t tokens, const LayerConfig& config, const float* selection_bias,
              const std::int32_t* hash_ids, std::int32_t* ids, float* weights) const override {
-    parallel_for(tokens, 16, [&](std::int64_t begin, std::int64_t end) {
-      TokenRouter router(config, selection_bias);
-      for (std::int64_t t = begin; t < end; ++t) {
-        const std::int64_t slot = t * config.top_k;
-        router.route(logits + t * config.num_experts, hash_ids == nullptr ? nullptr : hash_ids + slot,
-                     ids + slot, weights + slot);
-      }
-    });
+    route_tokens(logits, tokens, config, selection_bias, hash_ids, ids, weights);
   }
 
   void sort(const std::int32_t* ids, const float* weights, const Routing& routing) const override {

@@ -1,0 +1,50 @@
+#include "cpu/cpu_backend.h"
+
+#include "cpu/operations.h"
+#include "layer/routing.h"
+
+namespace megamoe {
+namespace {
+
+class CpuBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cpu"; }
+  std::string_view description() const override { return "threads and portable 16-byte vectors"; }
+  std::string_view needs() const override { return "any CPU"; }
+  bool supported() const override { return true; }
+
+  std::unique_ptr<PreparedLayer> prepare(const LayerWeights& weights) const override {
+    return cpu::prepare(weights);
+  }
+  void route(const float* logits, std::int64_t tokens, const LayerConfig& config, const float* selection_bias,
+             const std::int32_t* hash_ids, std::int32_t* ids, float* weights) const override {
+    route_tokens(logits, tokens, config, selection_bias, hash_ids, ids, weights);
+  }
+  void sort(const std::int32_t* ids, const float* weights, const Routing& routing) const override {
+    cpu::sort(ids, weights, routing);
+  }
+  std::int64_t quantize(const ActivationRows& x, const std::int32_t* row_map,
+                        const ActivationRows& out) const override {
+    return cpu::quantize(x, row_map, out);
+  }
+  void quantize_fp8(const ActivationRows& x, const ActivationRows& out) const override {
+    cpu::quantize_fp8(x, out);
+  }
+  std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out) const override {
+    return cpu::deinterleave_quantize(x, out);
+  }
+  void row_amax(const ActivationRows& x, float* amax) const override { cpu::row_amax(x, amax); }
+  void combine(const float* expert_out, const Routing& routing, const float* weights, const float* shared,
+               MatrixView<bf16> y) const override {
+    cpu::combine(expert_out, routing, weights, shared, y);
+  }
+};
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const CpuBackend backend;
+  return backend;
+}
+
+}  // namespace megamoe

@@ -1,0 +1,118 @@
+// gemm_f32.cc: BF16 and FP8 activations, in FP32 arithmetic. Weights become FP32 without their tensor scale:
+// exact for BF16, FP32 and NVFP4 (e2m1 * e4m3); for FP8 activations folded, as numerics/fp8_tile.h says.
+#include <algorithm>
+
+#include "cpu/codecs.h"
+#include "cpu/decode.h"
+#include "cpu/slab_loop.h"
+#include "cpu/vec.h"
+
+namespace megamoe::cpu {
+namespace {
+
+static_assert(kChunk == kFp8Tile);
+
+// The value of e4m3(x) for |x| <= 448. In the normal range 20 bits are rounded away as an integer; below
+// 2^-6 the sum with 2^14 rounds to steps of 2^-9.
+inline V4f round_to_e4m3(V4f x) {
+  const V4i bits = reinterpret_cast<V4i>(x);
+  const V4i sign = bits & static_cast<std::int32_t>(0x80000000u);
+  const V4i b = bits & 0x7FFFFFFF;
+  const V4i normal = (b + 0x7FFFF + ((b >> 20) & 1)) & ~0xFFFFF;
+  const V4i small = reinterpret_cast<V4i>((reinterpret_cast<V4f>(b) + 0x1p14f) - 0x1p14f);
+  const V4i is_small = b < static_cast<std::int32_t>(bits_of_float(0x1p-6f));
+  return reinterpret_cast<V4f>(sign | (is_small & small) | (~is_small & normal));
+}
+
+template <bool kFold>
+void store_values(V16b doubled, const V4f* scales, float* w) {
+  const Wide wide = widen(doubled);
+  const WideF first = widen_to_float(wide.lo), second = widen_to_float(wide.hi);
+  const V4f values[4] = {first.lo * scales[0], first.hi * scales[1], second.lo * scales[2],
+                         second.hi * scales[3]};
+  for (int i = 0; i < 4; ++i) store(w + 4 * i, kFold ? round_to_e4m3(values[i]) : values[i]);
+}
+
+template <bool kFold>
+void decode_nvfp4(const std::uint8_t* packed, std::int64_t blocks, float* w) {
+  for (std::int64_t b = 0; b < blocks; ++b, packed += kPackedBlockBytes) {
+    alignas(16) float row_scales[kPanel];  // with the half that undoes doubling
+    for (std::int64_t r = 0; r < kPanel; ++r) {
+      row_scales[r] = kE4M3Values[packed[r]] * (kFold ? 0.5f * kFp8FoldShift : 0.5f);
+    }
+    V4f scales[4];
+    for (int i = 0; i < 4; ++i) scales[i] = load<V4f>(row_scales + 4 * i);
+    for (std::int64_t q = 0; q < kNvfp4Block / 2; ++q, w += 2 * kPanel) {
+      const DoubledCodes codes = doubled_codes(load<V16u>(packed + kPanel + q * kPanel));
+      store_values<kFold>(codes.low, scales, w);
+      store_values<kFold>(codes.high, scales, w + kPanel);
+    }
+  }
+}
+
+template <bool kFold>
+struct F32Kernel {
+  static constexpr std::int64_t kTile = 2;
+
+  struct WeightChunk {
+    alignas(64) float w[kChunk * kPanel];  // w[k][row]
+  };
+  struct XChunk {
+    alignas(64) float x[kTile][kChunk];
+    float factors[kTile];  // what a row's sum over the chunk is multiplied by
+  };
+
+  static void decode_weights(const Slab&, const PackedMatrix& matrix, std::int64_t panel, std::int64_t column,
+                             std::int64_t count, WeightChunk& out) {
+    const std::uint8_t* packed = matrix.at(panel, column);
+    const std::int64_t values = count * kPanel;
+    switch (matrix.format()) {
+      case WeightFormat::kF32: std::copy_n(reinterpret_cast<const float*>(packed), values, out.w); break;
+      case WeightFormat::kBf16: bf16_to_float(reinterpret_cast<const bf16*>(packed), values, out.w); break;
+      case WeightFormat::kNvfp4: decode_nvfp4<kFold>(packed, count / kNvfp4Block, out.w); break;
+    }
+  }
+
+  static void decode_x(const ActivationRows& x, std::int64_t row, std::int64_t column, std::int64_t count,
+                       std::int64_t i, XChunk& out) {
+    if (kFold) {
+      e4m3_to_float(x.codes + row * x.cols + column, count, out.x[i]);
+      out.factors[i] = x.scales[row * ((x.cols + kFp8Tile - 1) / kFp8Tile) + column / kFp8Tile];
+    } else {
+      bf16_to_float(x.values + row * x.row_stride + column, count, out.x[i]);
+      out.factors[i] = 1.0f;
+    }
+  }
+
+  template <int N>
+  static void multiply_rows(const float* w, const XChunk& x, std::int64_t count, float* sums) {
+    V4f acc[N][4] = {};
+    for (std::int64_t k = 0; k < count; ++k, w += kPanel) {
+      for (int i = 0; i < N; ++i) {
+        const V4f value = splat(x.x[i][k]);
+        for (int j = 0; j < 4; ++j) acc[i][j] += load<V4f>(w + 4 * j) * value;
+      }
+    }
+    for (int i = 0; i < N; ++i) {
+      const V4f factor = splat(x.factors[i]);
+      for (int j = 0; j < 4; ++j, sums += 4) store(sums, load<V4f>(sums) + acc[i][j] * factor);
+    }
+  }
+
+  static void multiply(std::int64_t rows, const WeightChunk& w, const XChunk& x, std::int64_t count,
+                       float* sums) {
+    (rows == 1 ? multiply_rows<1> : multiply_rows<2>)(w.w, x, count, sums);
+  }
+};
+
+}  // namespace
+
+void multiply_f32(const Sums& sums) {
+  if (sums.slab.x->format == ActivationFormat::kFp8) {
+    multiply_slab<F32Kernel<true>>(sums);
+  } else {
+    multiply_slab<F32Kernel<false>>(sums);
+  }
+}
+
+}  // namespace megamoe::cpu

@@ -1,0 +1,285 @@
+// layer.cc: the two GEMMs and the shared expert: work items, scaling, bias, activation, output format.
+//
+// A work item is some columns of one expert's output for up to 128 of its rows, so that one busy expert
+// still keeps every thread at work, and no two items write the same line of memory for long.
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/parallel.h"
+#include "cpu/activations.h"
+#include "cpu/codecs.h"
+#include "cpu/gemm.h"
+#include "cpu/operations.h"
+#include "numerics/bf16.h"
+#include "numerics/exp.h"
+
+namespace megamoe::cpu {
+namespace {
+
+struct PackedExpert {
+  PackedMatrix gate, up, down;
+
+  explicit PackedExpert(const ExpertWeights& w) : up(w.up, w.up_bias), down(w.down, w.down_bias) {
+    if (w.gate.rows != 0) gate = PackedMatrix(w.gate, w.gate_bias);
+  }
+};
+
+// Rows of one expert, few enough for a slab.
+struct RowBatch {
+  const PackedExpert* expert;
+  std::int64_t first;
+  std::int64_t count;
+};
+
+void append_batches(const PackedExpert& expert, std::int64_t begin, std::int64_t end,
+                    std::vector<RowBatch>& batches) {
+  for (std::int64_t first = begin; first < end; first += kMaxRows) {
+    batches.push_back({&expert, first, std::min(kMaxRows, end - first)});
+  }
+}
+
+// Calls body(batch, first panel, panels) for every batch and every `width` panels of `panels`.
+template <class Body>
+void for_each_item(const std::vector<RowBatch>& batches, std::int64_t panels, std::int64_t width,
+                   const Body& body) {
+  const std::int64_t across = (panels + width - 1) / width;
+  const auto piece = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t first = i % across * width;
+      body(batches[static_cast<std::size_t>(i / across)], first, std::min(width, panels - first));
+    }
+  };
+  parallel_for(static_cast<std::int64_t>(batches.size()) * across, 1, std::ref(piece));
+}
+
+// The sums of a slab in this thread's scratch memory.
+Sums multiply(const Slab& slab) {
+  thread_local AlignedBuffer<float> values(kMaxPanels * kMaxRows * kPanel);
+  const Sums sums{slab, values.data()};
+  (slab.x->format == ActivationFormat::kNvfp4 ? multiply_nvfp4 : multiply_f32)(sums);
+  return sums;
+}
+
+// out [panels * 16]: row i of matrix `m`, scaled, bias added.
+void finish_row(const Sums& sums, int m, std::int64_t i, float* out) {
+  const Slab& slab = sums.slab;
+  const PackedMatrix& matrix = *slab.matrices[m];
+  const float factor = row_factor(slab, i), tensor_scale = matrix.tensor_scale();
+  for (std::int64_t p = 0; p < slab.panels; ++p, out += kPanel) {
+    const float* in = sums.at(m, p, i);
+    for (std::int64_t j = 0; j < kPanel; ++j) out[j] = (in[j] * factor) * tensor_scale;
+    if (matrix.bias() == nullptr) continue;
+    const float* bias = matrix.bias() + (slab.first_panel + p) * kPanel;
+    for (std::int64_t j = 0; j < kPanel; ++j) out[j] = out[j] + bias[j];
+  }
+}
+
+constexpr std::int64_t kUsualPanels = 4;                   // of all matrices of an item
+constexpr std::int64_t kFp8Panels = kFp8Tile / kPanel;     // of h, where it is quantised in groups of 128
+constexpr std::int64_t kMaxColumns = kFp8Panels * kPanel;  // of h in an item
+
+// Columns column .. column + count of row r of the first GEMM's output; returns the saturated blocks.
+std::int64_t store_h(const float* gate, const float* h, std::int64_t r, std::int64_t column,
+                     std::int64_t count, L1Output mode, const ActivationRows& out) {
+  bf16 rounded[kMaxColumns];
+  float_to_bf16(h, count, rounded);
+  switch (mode) {
+    case L1Output::kInterleavedBf16: {
+      bf16 rounded_gate[kMaxColumns];
+      float_to_bf16(gate, count, rounded_gate);
+      bf16* row = out.values + r * out.row_stride + 2 * column;
+      for (std::int64_t i = 0; i < count; i += 8) {
+        std::copy_n(rounded_gate + i, 8, row + 2 * i);
+        std::copy_n(rounded + i, 8, row + 2 * i + 8);
+      }
+      return 0;
+    }
+    case L1Output::kCompactBf16:
+      std::copy_n(rounded, count, out.values + r * out.row_stride + column);
+      return 0;
+    case L1Output::kFp8: {
+      const std::int64_t tiles = (out.cols + kFp8Tile - 1) / kFp8Tile;
+      out.scales[r * tiles + column / kFp8Tile] =
+          quantize_fp8_tile(rounded, count, out.codes + r * out.cols + column);
+      return 0;
+    }
+    case L1Output::kNvfp4: break;
+  }
+  const std::int64_t first = r * out.cols + column;
+  return quantize_row(rounded, out.scales[r], count / kNvfp4Block, out.codes + first / 2,
+                      out.block_scales + first / kNvfp4Block);
+}
+
+// First GEMM and activation of some batches. `row_map` (or null) leads from a batch's rows to those of x.
+std::int64_t up_and_gate(const std::vector<RowBatch>& batches, const ActivationConfig& activation,
+                         const ActivationRows& x, const std::int32_t* row_map, L1Output mode,
+                         const ActivationRows& out) {
+  if (batches.empty()) return 0;
+  const int matrices = activation.gated() ? 2 : 1;
+  const std::int64_t width = mode == L1Output::kFp8 ? kFp8Panels : kUsualPanels / matrices;
+  std::atomic<std::int64_t> saturated = 0;
+  for_each_item(batches, batches.front().expert->up.rows() / kPanel, width,
+                [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
+                  const PackedExpert& expert = *batch.expert;
+                  const Slab slab{.matrices = {matrices == 2 ? &expert.gate : &expert.up, &expert.up},
+                                  .num_matrices = matrices,
+                                  .first_panel = first_panel,
+                                  .panels = panels,
+                                  .x = &x,
+                                  .row_map = row_map,
+                                  .first_row = batch.first,
+                                  .rows = batch.count};
+                  const Sums sums = multiply(slab);
+                  std::int64_t count = 0;
+                  for (std::int64_t i = 0; i < batch.count; ++i) {
+                    float gate[kMaxColumns], up[kMaxColumns], h[kMaxColumns];
+                    if (matrices == 2) finish_row(sums, 0, i, gate);
+                    finish_row(sums, matrices - 1, i, up);
+                    activate(activation, gate, up, panels * kPanel, h);
+                    count +=
+                        store_h(gate, h, batch.first + i, first_panel * kPanel, panels * kPanel, mode, out);
+                  }
+                  if (count != 0) saturated += count;
+                });
+  return saturated;
+}
+
+// Second GEMM of some batches; out [rows, H].
+void down(const std::vector<RowBatch>& batches, const ActivationRows& h, float* out) {
+  if (batches.empty()) return;
+  const std::int64_t hidden = batches.front().expert->down.rows();
+  for_each_item(batches, hidden / kPanel, kUsualPanels,
+                [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
+                  const Slab slab{.matrices = {&batch.expert->down, nullptr},
+                                  .num_matrices = 1,
+                                  .first_panel = first_panel,
+                                  .panels = panels,
+                                  .x = &h,
+                                  .row_map = nullptr,
+                                  .first_row = batch.first,
+                                  .rows = batch.count};
+                  const Sums sums = multiply(slab);
+                  for (std::int64_t i = 0; i < batch.count; ++i) {
+                    finish_row(sums, 0, i, out + (batch.first + i) * hidden + first_panel * kPanel);
+                  }
+                });
+}
+
+class CpuLayer final : public PreparedLayer {
+ public:
+  explicit CpuLayer(const LayerWeights& weights)
+      : config_(weights.config), name_(weights.name), shared_activation_(weights.shared.activation) {
+    experts_.resize(weights.experts.size());
+    const auto pack = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t e = begin; e < end; ++e) {
+        const auto i = static_cast<std::size_t>(e);
+        experts_[i] = std::make_unique<const PackedExpert>(weights.experts[i]);
+      }
+    };
+    parallel_for(static_cast<std::int64_t>(experts_.size()), 1, pack);
+    if (!weights.shared.present) return;
+    shared_ = std::make_unique<const PackedExpert>(weights.shared.weights);
+    if (weights.shared.gate != nullptr) {
+      shared_gate_.assign(weights.shared.gate, weights.shared.gate + config_.hidden);
+    }
+  }
+
+  const LayerConfig& config() const override { return config_; }
+
+  std::int64_t gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
+                     const ActivationRows& out) const override {
+    if (mode == L1Output::kInterleavedBf16 && !config_.activation.gated()) {
+      fail(ErrorCode::kUnsupported, "interleaved output needs an activation with a gate, got {}",
+           to_string(config_.activation.kind));
+    }
+    if (config_.activation.gated()) check_format(x.format, routing, &PackedExpert::gate, "gate");
+    check_format(x.format, routing, &PackedExpert::up, "up");
+    return up_and_gate(batches_of(routing), config_.activation, x,
+                       x_is_gathered ? nullptr : routing.row_to_token, mode, out);
+  }
+
+  void gemm2(const ActivationRows& h, const Routing& routing, float* out) const override {
+    check_format(h.format, routing, &PackedExpert::down, "down");
+    down(batches_of(routing), h, out);
+  }
+
+  void shared_expert(const ActivationRows& x, float* out) const override {
+    constexpr std::int64_t kRows = 4 * kMaxRows;  // at a time, to bound the memory for h
+    const std::int64_t intermediate = shared_->up.rows();
+    thread_local std::vector<bf16> h_values;
+    thread_local std::vector<RowBatch> batches;
+    h_values.resize(static_cast<std::size_t>(std::min(kRows, x.rows) * intermediate));
+    for (std::int64_t first = 0; first < x.rows; first += kRows) {
+      ActivationRows rows = x;
+      rows.rows = std::min(kRows, x.rows - first);
+      rows.values = x.values + first * x.row_stride;
+      const ActivationRows h{
+          .rows = rows.rows, .cols = intermediate, .row_stride = intermediate, .values = h_values.data()};
+      batches.clear();
+      append_batches(*shared_, 0, rows.rows, batches);
+      up_and_gate(batches, shared_activation_, rows, nullptr, L1Output::kCompactBf16, h);
+      down(batches, h, out + first * config_.hidden);
+    }
+    if (!shared_gate_.empty()) apply_shared_gate(x, out);
+  }
+
+ private:
+  // The caller's list, used by all threads until the operation ends.
+  const std::vector<RowBatch>& batches_of(const Routing& routing) const {
+    thread_local std::vector<RowBatch> batches;
+    batches.clear();
+    for (std::size_t e = 0; e < experts_.size(); ++e) {
+      append_batches(*experts_[e], routing.offsets[e], routing.offsets[e + 1], batches);
+    }
+    return batches;
+  }
+
+  void check_format(ActivationFormat format, const Routing& routing, PackedMatrix PackedExpert::*matrix,
+                    std::string_view what) const {
+    if (format == ActivationFormat::kBf16) return;
+    for (std::size_t e = 0; e < experts_.size(); ++e) {
+      const WeightFormat weights = ((*experts_[e]).*matrix).format();
+      if (weights == WeightFormat::kNvfp4 || routing.offsets[e] == routing.offsets[e + 1]) continue;
+      fail(ErrorCode::kUnsupported,
+           "activations in {} need NVFP4 weights, but {}, expert {}, {} is {}; use bf16 activations",
+           to_string(format), name_, e, what, to_string(weights));
+    }
+  }
+
+  // out[t] *= sigmoid(x[t] . gate), the dot product in FP64.
+  void apply_shared_gate(const ActivationRows& x, float* out) const {
+    const std::int64_t hidden = config_.hidden;
+    const auto piece = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const bf16* row = x.values + t * x.row_stride;
+        double sum = 0.0;
+        for (std::int64_t k = 0; k < hidden; ++k) {
+          sum += static_cast<double>(to_float(row[k])) *
+                 static_cast<double>(shared_gate_[static_cast<std::size_t>(k)]);
+        }
+        const float factor = megamoe::sigmoid_f32(static_cast<float>(sum));
+        for (std::int64_t c = 0; c < hidden; ++c) out[t * hidden + c] *= factor;
+      }
+    };
+    parallel_for(x.rows, 8, std::ref(piece));
+  }
+
+  LayerConfig config_;
+  std::string name_;
+  std::vector<std::unique_ptr<const PackedExpert>> experts_;
+  std::unique_ptr<const PackedExpert> shared_;  // null where there is none
+  ActivationConfig shared_activation_;
+  std::vector<float> shared_gate_;  // [H], or empty
+};
+
+}  // namespace
+
+std::unique_ptr<PreparedLayer> prepare(const LayerWeights& weights) {
+  return std::make_unique<CpuLayer>(weights);
+}
+
+}  // namespace megamoe::cpu
