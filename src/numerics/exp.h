@@ -6,9 +6,12 @@
 //
 // exp       n = round(x log2 e); r = (x - n * kLn2Hi) - n * kLn2Lo, where kLn2Hi has so few bits that
 //           n * kLn2Hi is exact; p = a polynomial of degree 7 in r, by Horner; the result is p * 2^n.
-//           Within 2 ulp for normal results. x below -103.98 gives 0, above 88.73 infinity; NaN stays NaN.
+//           Below -103.98 the result is 0, above 88.73 infinity; NaN stays NaN.
 // sigmoid   e = exp(-|x|) never overflows: x >= 0: 1 / (1 + e), x < 0: e / (1 + e).
 // silu      x >= 0: x / (1 + e), x < 0: x * e / (1 + e) (the product first). Finite for every finite x.
+// Error     exp 1.25 ulp, sigmoid 2.5 ulp, silu 3.5 ulp; a subnormal exp or sigmoid is within 0.8 * 2^-149,
+// and
+//           silu below x = -87, where exp(x) is subnormal, within 2^-142.
 #pragma once
 
 #include <cstdint>

@@ -37,6 +37,8 @@ inline const std::vector<double>& e4m3_magnitudes() {
 // The index of the value next to |x|; between two equally near ones, the even index. Saturates.
 inline int nearest(const std::vector<double>& values, double x) {
   const double a = std::fabs(x);
+  if (a >= values.back())
+    return static_cast<int>(values.size()) - 1;  // distances of huge numbers all look alike
   int best = 0;
   for (int i = 1; i < static_cast<int>(values.size()); ++i) {
     const double here = std::fabs(a - values[static_cast<std::size_t>(i)]);
@@ -81,13 +83,13 @@ inline Block nvfp4(const float* x, float g) {
     a = std::max(a, std::fabs(static_cast<double>(x[i])));
   }
   const float six_g = static_cast<float>(6.0 * static_cast<double>(g));
-  const float wanted = a == 0 ? 1.0f : static_cast<float>(a / static_cast<double>(six_g));
+  const float wanted = a == 0 ? 1.0f : static_cast<float>(std::min(a / static_cast<double>(six_g), 0x1p127));
   out.scale = e4m3(a == 0 ? 1.0 : std::min(std::max(static_cast<double>(wanted), 0x1p-9), 448.0));
   const float d = static_cast<float>(e4m3_value(out.scale) * static_cast<double>(g));
   for (int i = 0; i < 16; ++i) {
     const double q =
         x[i] == 0 ? static_cast<double>(x[i]) : static_cast<double>(x[i]) / static_cast<double>(d);
-    out.codes[i] = e2m1(static_cast<double>(static_cast<float>(q)));
+    out.codes[i] = e2m1(std::fabs(q) > 0x1p127 ? q : static_cast<double>(static_cast<float>(q)));
   }
   return out;
 }
