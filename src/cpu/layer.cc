@@ -42,10 +42,12 @@ void append_batches(const PackedExpert& expert, std::int64_t begin, std::int64_t
   }
 }
 
-// Calls body(batch, first panel, panels) for every batch and every `width` panels of `panels`.
+// Calls body(batch, first panel, panels) for every batch and every `width` panels of `panels`. A panel's row
+// costs `depth` multiply-adds.
 template <class Body>
 void for_each_item(const std::vector<RowBatch>& batches, std::int64_t panels, std::int64_t width,
-                   const Body& body) {
+                   std::int64_t depth, const Body& body) {
+  constexpr std::int64_t kLeastWork = 1 << 17;  // multiply-adds worth handing to another thread, some 5 us
   const std::int64_t across = (panels + width - 1) / width;
   const auto piece = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
@@ -53,7 +55,10 @@ void for_each_item(const std::vector<RowBatch>& batches, std::int64_t panels, st
       body(batches[static_cast<std::size_t>(i / across)], first, std::min(width, panels - first));
     }
   };
-  parallel_for(static_cast<std::int64_t>(batches.size()) * across, 1, std::ref(piece));
+  const auto count = static_cast<std::int64_t>(batches.size());
+  const std::int64_t rows = batches.back().first + batches.back().count - batches.front().first;
+  const std::int64_t work = std::max<std::int64_t>(1, rows / count * width * kPanel * depth);  // of an item
+  parallel_for(count * across, kLeastWork / work, std::ref(piece));
 }
 
 // The sums of a slab in this thread's scratch memory.
@@ -152,7 +157,7 @@ std::int64_t up_and_gate(const std::vector<RowBatch>& batches, const ActivationC
 void down(const std::vector<RowBatch>& batches, const ActivationRows& h, float* out) {
   if (batches.empty()) return;
   const std::int64_t hidden = batches.front().expert->down.rows();
-  for_each_item(batches, hidden / kPanel, kUsualPanels,
+  for_each_item(batches, hidden / kPanel, kUsualPanels, h.cols,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
                   const Slab slab{.matrices = {&batch.expert->down, nullptr},
                                   .num_matrices = 1,
