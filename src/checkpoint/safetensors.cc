@@ -14,7 +14,6 @@ namespace megamoe {
 namespace {
 
 constexpr std::int64_t kLengthBytes = 8;
-constexpr std::string_view kMetadataKey = "__metadata__";
 
 // Takes the header apart while it is being parsed: nothing is stored but tensors and metadata, so memory is
 // bounded by the header's own size, and whatever does not belong is refused where it stands.

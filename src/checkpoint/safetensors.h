@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/file.h"
@@ -22,6 +23,7 @@
 namespace megamoe {
 
 inline constexpr std::int64_t kMaxHeaderBytes = 256LL << 20;
+inline constexpr std::string_view kMetadataKey = "__metadata__";  // the one name no tensor can have
 
 struct TensorInfo {
   std::string name;
