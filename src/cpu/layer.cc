@@ -127,7 +127,7 @@ std::int64_t up_and_gate(const std::vector<RowBatch>& batches, const ActivationC
   const int matrices = activation.gated() ? 2 : 1;
   const std::int64_t width = mode == L1Output::kFp8 ? kFp8Panels : kUsualPanels / matrices;
   std::atomic<std::int64_t> saturated = 0;
-  for_each_item(batches, batches.front().expert->up.rows() / kPanel, width,
+  for_each_item(batches, batches.front().expert->up.rows() / kPanel, width, x.cols * matrices,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
                   const PackedExpert& expert = *batch.expert;
                   const Slab slab{.matrices = {matrices == 2 ? &expert.gate : &expert.up, &expert.up},
