@@ -12,16 +12,14 @@ namespace {
 
 static_assert(kChunk == kFp8Tile);
 
-// The value of e4m3(x) for |x| <= 448. In the normal range 20 bits are rounded away as an integer; below
-// 2^-6 the sum with 2^14 rounds to steps of 2^-9.
+// The value of e4m3(x) for |x| <= 448, up to the sign of zero. In the normal range 20 bits are rounded away
+// as an integer; below 2^-6 the sum with 1.5 * 2^14 rounds to steps of 2^-9.
 inline V4f round_to_e4m3(V4f x) {
   const V4i bits = reinterpret_cast<V4i>(x);
-  const V4i sign = bits & static_cast<std::int32_t>(0x80000000u);
-  const V4i b = bits & 0x7FFFFFFF;
-  const V4i normal = (b + 0x7FFFF + ((b >> 20) & 1)) & ~0xFFFFF;
-  const V4i small = reinterpret_cast<V4i>((reinterpret_cast<V4f>(b) + 0x1p14f) - 0x1p14f);
-  const V4i is_small = b < static_cast<std::int32_t>(bits_of_float(0x1p-6f));
-  return reinterpret_cast<V4f>(sign | (is_small & small) | (~is_small & normal));
+  const V4i normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF;
+  const V4i small = reinterpret_cast<V4i>((x + 0x1.8p14f) - 0x1.8p14f);
+  const V4i is_small = (bits & 0x7FFFFFFF) < static_cast<std::int32_t>(bits_of_float(0x1p-6f));
+  return reinterpret_cast<V4f>((is_small & small) | (~is_small & normal));
 }
 
 template <bool kFold>
