@@ -82,7 +82,7 @@ void matmul(const ActivationRows& x, const std::int32_t* row_map, std::int64_t f
          to_string(x.format), where, to_string(w.format));
   }
   const std::int64_t tiles = (x.cols + kFp8Tile - 1) / kFp8Tile;
-  parallel_for(w.rows, 8, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(w.rows, grain(count * w.cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t j = 0; j < count; ++j) {
       const std::int64_t row = row_map == nullptr ? first + j : row_map[first + j];
       for (std::int64_t r = begin; r < end; ++r) {

@@ -1,12 +1,20 @@
 // operations.h: the parts of the reference backend, one file for each group of operations.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "backend/backend.h"
 
 namespace megamoe::ref {
+
+// For parallel_for: how many indices are worth a piece when one costs so many elementary steps.
+inline std::int64_t grain(std::int64_t steps) {
+  constexpr std::int64_t kWorthAPiece = 1 << 16;
+  return std::max<std::int64_t>(1, kWorthAPiece / std::max<std::int64_t>(1, steps));
+}
 
 // matmul.cc: y [count, w.rows] FP32 = x * w^T, tensor scales applied. Row j of y comes from row first + j of
 // x, or from row row_map[first + j] where there is a map. `where` names the matrix in messages.

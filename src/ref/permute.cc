@@ -31,7 +31,7 @@ void combine(const float* expert_out, const Routing& routing, const float* weigh
   for (std::int64_t row = 0; row < routing.offsets[routing.num_experts]; ++row) {
     row_of[static_cast<std::size_t>(routing.row_to_token[row] * top_k + routing.row_to_slot[row])] = row;
   }
-  parallel_for(routing.tokens, 4, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(routing.tokens, grain(top_k * y.cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::int64_t c = 0; c < y.cols; ++c) {
         float acc = 0.0f;

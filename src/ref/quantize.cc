@@ -45,11 +45,11 @@ void store_fp8(const bf16* x, std::int64_t r, const ActivationRows& out) {
   }
 }
 
-// Adds up body(row) over all rows.
+// Adds up body(row) over all rows, of `cols` elements each.
 template <class Body>
-std::int64_t sum_over_rows(std::int64_t rows, const Body& body) {
+std::int64_t sum_over_rows(std::int64_t rows, std::int64_t cols, const Body& body) {
   std::atomic<std::int64_t> total = 0;
-  parallel_for(rows, 4, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(rows, grain(cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) total += body(r);
   });
   return total;
@@ -67,18 +67,19 @@ std::int64_t store_row(const bf16* x, std::int64_t r, const ActivationRows& out)
 }
 
 std::int64_t quantize(const ActivationRows& x, const std::int32_t* row_map, const ActivationRows& out) {
-  return sum_over_rows(out.rows, [&](std::int64_t r) {
+  return sum_over_rows(out.rows, out.cols, [&](std::int64_t r) {
     const std::int64_t from = row_map == nullptr ? r : row_map[r];
     return store_row(x.values + from * x.row_stride, r, out);
   });
 }
 
 void quantize_fp8(const ActivationRows& x, const ActivationRows& out) {
-  sum_over_rows(x.rows, [&](std::int64_t r) { return store_row(x.values + r * x.row_stride, r, out); });
+  sum_over_rows(x.rows, x.cols,
+                [&](std::int64_t r) { return store_row(x.values + r * x.row_stride, r, out); });
 }
 
 std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out) {
-  return sum_over_rows(x.rows, [&](std::int64_t r) {
+  return sum_over_rows(x.rows, x.cols, [&](std::int64_t r) {
     std::vector<bf16> up(static_cast<std::size_t>(out.cols));
     for (std::int64_t i = 0; i < out.cols; ++i) {
       up[static_cast<std::size_t>(i)] = x.values[r * x.row_stride + i / 8 * 16 + 8 + i % 8];
