@@ -111,9 +111,9 @@ void expect_bounded(const Backend& backend, const LayerWeights& layer, const Inp
     const ExpertWeights& expert = layer.experts[static_cast<std::size_t>(e)];
     for (std::int64_t r = got.routing.offsets[static_cast<std::size_t>(e)];
          r < got.routing.offsets[static_cast<std::size_t>(e) + 1]; ++r) {
-      const independent::Row x =
-          x_row(c, input, options, got.routing.row_to_token[static_cast<std::size_t>(r)]);
-      expect_row(x, got.x, r);
+      const std::int64_t token = got.routing.row_to_token[static_cast<std::size_t>(r)];
+      const independent::Row x = x_row(c, input, options, token);
+      expect_row(x, got.x, token);
       const bool gated = c.activation.gated();
       const auto up = linear(x, expert.up, expert.up_bias);
       const auto gate = gated ? linear(x, expert.gate, expert.gate_bias) : up;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/cpu_backend.h"
 #include "ref/ref_backend.h"
 #include "tests/independent.h"
 
@@ -234,7 +235,7 @@ RunResult run(const Backend& backend, const LayerWeights& layer, const Input& in
   return result;
 }
 
-std::vector<const Backend*> backends_under_test() { return {&ref_backend()}; }
+std::vector<const Backend*> backends_under_test() { return {&cpu_backend(), &ref_backend()}; }
 
 bool same(float a, float b) { return (a != a && b != b) || std::memcmp(&a, &b, sizeof(a)) == 0; }
 bool same(bf16 a, bf16 b) {
