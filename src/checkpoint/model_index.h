@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/model_config.h"
 
 namespace megamoe {
 
@@ -57,8 +58,8 @@ struct ExpertMatrix {
   bool transposed = false;  // stored [cols, rows] (per expert); packed codes along cols still pair two cols
   std::int64_t expert = 0;  // which slice of a tensor that holds all experts
   bool fused_experts = false;  // the tensor has a leading dimension of experts
-  std::int64_t row_first =
-      0;  // this projection's rows are row_first, row_first + row_step, ... of the stored rows
+  // This projection's rows are row_first, row_first + row_step, ... of the stored rows.
+  std::int64_t row_first = 0;
   std::int64_t row_step = 1;
   std::int64_t stored_rows = 0;  // rows of the stored matrix (2 * rows where gate and up share it)
 };
@@ -90,10 +91,11 @@ struct ModelIndexOptions {
 struct ModelIndex {
   std::shared_ptr<const Checkpoint> checkpoint;
   std::string model_type;                // config.json's, or ""
-  std::vector<MoeLayerInfo> layers;      // by number; mtp layers last
-  std::vector<const TensorRef*> others;  // tensors that belong to no expert: carried over untouched
+  ModelConfig config;                    // what config.json and hf_quant_config.json say
+  std::vector<MoeLayerInfo> layers;      // by number; mtp layers last, numbered on behind the others
+  std::vector<const TensorRef*> others;  // of no routed expert (routers and shared experts are here too)
   std::vector<std::string> notes;        // suspicious but not wrong
-  std::int64_t expert_tensors = 0;       // how many tensors of experts were used
+  std::int64_t expert_tensors = 0;       // tensors of routed experts; with `others`, all there are
 };
 
 ModelIndex index_model(std::shared_ptr<const Checkpoint> checkpoint, const ModelIndexOptions& options = {});
