@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -35,10 +37,11 @@ class JsonFields {
       const nlohmann::json* value = find(key);
       if (value == nullptr) continue;
       if (!value->is_number_integer()) wrong(key, "a whole number", *value);
-      const bool fits = !value->is_number_unsigned() ||
-                        value->get<std::uint64_t>() <=
-                            static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-      const std::int64_t number = fits ? value->get<std::int64_t>() : std::numeric_limits<std::int64_t>::max();
+      const bool fits =
+          !value->is_number_unsigned() ||
+          value->get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+      const std::int64_t number =
+          fits ? value->get<std::int64_t>() : std::numeric_limits<std::int64_t>::max();
       if (number < least || number > most) {
         fail(ErrorCode::kInvalidFile, "{}: \"{}\" must be from {} to {}, got {}", file_, key, least, most,
              shown(*value));

@@ -16,9 +16,7 @@ std::string join(std::string_view prefix, std::string_view name) {
   return prefix.empty() ? std::string(name) : fmt::format("{}.{}", prefix, name);
 }
 
-std::string named(const TensorRef& tensor) {
-  return tensor.info->name + " (" + describe(*tensor.info) + ")";
-}
+std::string named(const TensorRef& tensor) { return tensor.info->name + " (" + describe(*tensor.info) + ")"; }
 
 // A size of the layer, first set by one tensor (or the config) and then held against all others.
 class Size {
@@ -175,16 +173,18 @@ class LayerBuilder {
       // Encodings that fix the order may differ from one another only by mistake; dense ones follow.
       if (candidate.size() == readings.size() && sizes_agree(candidate)) fitting.push_back(candidate);
     }
-    const TensorRef& example = *make_example(readings);
+    const TensorRef& example =
+        weight_tensor(tensors_.all_experts[tensors_.all_experts[kGateUp].any() ? kGateUp : kUp]);
     if (fitting.empty()) {
-      fail(ErrorCode::kInvalidFile,
-           "{}: no order of rows and columns makes it fit the down projection{}", named(example),
+      fail(ErrorCode::kInvalidFile, "{}: no order of rows and columns makes it fit the down projection{}",
+           named(example),
            config_.hidden != 0 ? fmt::format(" and the hidden size {} of config.json", config_.hidden) : "");
     }
     const bool asked = !options_.fused_layout.empty();
     if (!asked && (fitting.size() > 1 || square)) {
       fail(ErrorCode::kInvalidFile,
-           "{} can be read rows first ([experts, rows, columns]) or columns first; its shape does not tell, so "
+           "{} can be read rows first ([experts, rows, columns]) or columns first; its shape does not tell, "
+           "so "
            "--fused-layout must say rows-first or cols-first",
            named(example));
     }
@@ -195,12 +195,6 @@ class LayerBuilder {
     }
     fail(ErrorCode::kInvalidArgument, "{} cannot be read {} as --fused-layout asks", named(example),
          options_.fused_layout);
-  }
-
-  const TensorRef* make_example(const std::map<std::size_t, std::vector<MatrixReading>>& readings) const {
-    const std::size_t p = readings.rbegin()->first == kDown ? kUp : readings.rbegin()->first;
-    const MatrixReading& reading = readings.at(p).front();
-    return make_matrix(tensors_.all_experts[p], reading, 0, reading.stored_rows, 0, 1).weight;
   }
 
   bool sizes_agree(const std::map<std::size_t, MatrixReading>& readings) const {
@@ -240,8 +234,8 @@ class LayerBuilder {
   void choose_family() {
     families_.erase(Family::kPlain);
     if (families_.size() > 1) {
-      fail(ErrorCode::kInvalidFile, "{} is named as {} does, but {} as {} does",
-           families_.begin()->second, to_string(families_.begin()->first), families_.rbegin()->second,
+      fail(ErrorCode::kInvalidFile, "{} is named as {} does, but {} as {} does", families_.begin()->second,
+           to_string(families_.begin()->first), families_.rbegin()->second,
            to_string(families_.rbegin()->first));
     }
     if (!families_.empty()) info_.family = families_.begin()->first;
@@ -312,11 +306,10 @@ class LayerBuilder {
     const std::int64_t experts = info_.num_experts;
     const std::int64_t hidden = config_.router_hidden != 0 ? config_.router_hidden : info_.hidden;
     info_.router_weight = first_of({"gate.weight", "router.weight"}, {experts, hidden});
-    info_.selection_bias =
-        first_of({"gate.e_score_correction_bias", "e_score_correction_bias"}, {experts});
+    info_.selection_bias = first_of({"gate.e_score_correction_bias", "e_score_correction_bias"}, {experts});
     // DeepSeek's own names call the bias of the choice "gate.bias"; elsewhere a bias is one of the logits.
-    const bool choice = info_.prefix.ends_with("ffn") || config_.scoring == "sqrtsoftplus" ||
-                        config_.scoring == "sigmoid";
+    const bool choice =
+        info_.prefix.ends_with("ffn") || config_.scoring == "sqrtsoftplus" || config_.scoring == "sigmoid";
     const TensorRef* gate_bias = first_of({"gate.bias"}, {experts});
     if (gate_bias != nullptr && choice && info_.selection_bias != nullptr) {
       fail(ErrorCode::kInvalidFile, "{} and {} claim the same place", gate_bias->info->name,
@@ -414,11 +407,11 @@ class LayerBuilder {
       }
     }
     if (nvfp4 && with == nullptr) {
-      notes_.push_back(fmt::format("{}: no input scales, weight-only (W4A16) or dynamic activation scales",
-                                   info_.prefix));
+      notes_.push_back(
+          fmt::format("{}: no input scales, weight-only (W4A16) or dynamic activation scales", info_.prefix));
     } else if (config_.quantization.fp8_input_scales && nvfp4) {
-      notes_.push_back(fmt::format("{}: its input scales are for FP8 activations and are not used",
-                                   info_.prefix));
+      notes_.push_back(
+          fmt::format("{}: its input scales are for FP8 activations and are not used", info_.prefix));
     }
   }
 

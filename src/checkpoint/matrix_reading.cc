@@ -10,13 +10,9 @@ namespace {
 
 constexpr std::int64_t kFp8Block = 128;
 
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
+bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16; }
 
-std::string named(const TensorRef& tensor) {
-  return tensor.info->name + " (" + describe(*tensor.info) + ")";
-}
+std::string named(const TensorRef& tensor) { return tensor.info->name + " (" + describe(*tensor.info) + ")"; }
 
 // The one of `choices` that is there; null if none; an error if several are.
 const TensorRef* one_of(const MatrixParts& parts, std::initializer_list<TensorPart> choices) {
@@ -33,20 +29,12 @@ const TensorRef* one_of(const MatrixParts& parts, std::initializer_list<TensorPa
 }
 
 const TensorRef* block_scale_of(const MatrixParts& parts) {
-  return one_of(parts, {TensorPart::kWeightScale, TensorPart::kScale, TensorPart::kScales,
-                        TensorPart::kScaleInv});
+  return one_of(parts,
+                {TensorPart::kWeightScale, TensorPart::kScale, TensorPart::kScales, TensorPart::kScaleInv});
 }
 
 const TensorRef* tensor_scale_of(const MatrixParts& parts) {
   return one_of(parts, {TensorPart::kTensorScale, TensorPart::kGlobalScale});
-}
-
-const TensorRef* weight_of(const MatrixParts& parts) {
-  const TensorRef* weight = one_of(parts, {TensorPart::kWeight, TensorPart::kPacked, TensorPart::kBlocks});
-  if (weight == nullptr) {
-    fail(ErrorCode::kInvalidFile, "{} has scales or a bias but no weight", parts.module);
-  }
-  return weight;
 }
 
 void refuse_extra(const TensorRef& weight, const TensorRef* extra, const char* kind) {
@@ -105,8 +93,7 @@ std::vector<MatrixReading> dense_readings(const MatrixParts& parts, const Tensor
   return out;
 }
 
-std::vector<MatrixReading> fp4_readings(const MatrixParts& parts, const TensorRef& weight,
-                                        bool all_experts) {
+std::vector<MatrixReading> fp4_readings(const MatrixParts& parts, const TensorRef& weight, bool all_experts) {
   const TensorRef* scale = block_scale_of(parts);
   if (scale == nullptr) {
     fail(ErrorCode::kInvalidFile, "{} holds packed codes but there is no block scale beside it",
@@ -162,8 +149,7 @@ std::vector<MatrixReading> fp4_readings(const MatrixParts& parts, const TensorRe
   return out;
 }
 
-std::vector<MatrixReading> fp8_readings(const MatrixParts& parts, const TensorRef& weight,
-                                        bool all_experts) {
+std::vector<MatrixReading> fp8_readings(const MatrixParts& parts, const TensorRef& weight, bool all_experts) {
   const TensorRef* scale = block_scale_of(parts);
   if (scale == nullptr) {
     fail(ErrorCode::kInvalidFile, "{} is FP8 but there is no scale beside it", named(weight));
@@ -182,8 +168,8 @@ std::vector<MatrixReading> fp8_readings(const MatrixParts& parts, const TensorRe
     const bool per_row = shape_is(*scale, s.lead, rows, 1) ||
                          (!all_experts && scale->info->shape == std::vector<std::int64_t>{rows}) ||
                          (all_experts && scale->info->shape == std::vector<std::int64_t>{s.lead, rows});
-    const bool block = shape_is(*scale, s.lead, transposed ? col_blocks : row_blocks,
-                                transposed ? row_blocks : col_blocks);
+    const bool block =
+        shape_is(*scale, s.lead, transposed ? col_blocks : row_blocks, transposed ? row_blocks : col_blocks);
     // A matrix of a single block may call its scale either way; the value is the same.
     if (block && (scale == parts[TensorPart::kScaleInv] || !is_float(dtype))) {
       out.push_back({Encoding::kFp8Block, Family::kPlain, transposed, s.lead, rows, cols});
@@ -215,8 +201,16 @@ void check_bias(const TensorRef& bias, const MatrixReading& reading) {
 
 }  // namespace
 
+const TensorRef& weight_tensor(const MatrixParts& parts) {
+  const TensorRef* weight = one_of(parts, {TensorPart::kWeight, TensorPart::kPacked, TensorPart::kBlocks});
+  if (weight == nullptr) {
+    fail(ErrorCode::kInvalidFile, "{} has scales or a bias but no weight", parts.module);
+  }
+  return *weight;
+}
+
 std::vector<MatrixReading> matrix_readings(const MatrixParts& parts, bool all_experts) {
-  const TensorRef& weight = *weight_of(parts);
+  const TensorRef& weight = weight_tensor(parts);
   switch (weight.info->dtype) {
     case DType::kF32:
     case DType::kF16:
@@ -236,7 +230,7 @@ ExpertMatrix make_matrix(const MatrixParts& parts, const MatrixReading& reading,
   out.encoding = reading.encoding;
   out.rows = rows;
   out.cols = reading.cols;
-  out.weight = weight_of(parts);
+  out.weight = &weight_tensor(parts);
   out.block_scale = block_scale_of(parts);
   out.tensor_scale = tensor_scale_of(parts);
   // An input scale beside FP8 or MXFP4 weights is one for FP8 activations, which have their own here.

@@ -33,6 +33,9 @@ struct MatrixReading {
 // shapes leave the order of rows and columns open. Throws kInvalidFile (kUnsupported) where nothing fits.
 std::vector<MatrixReading> matrix_readings(const MatrixParts& parts, bool all_experts);
 
+// The tensor that holds the weight; throws kInvalidFile where there is none or more than one.
+const TensorRef& weight_tensor(const MatrixParts& parts);
+
 // The matrix of `parts` read as `reading`: of expert `expert`, rows row_first, row_first + row_step, ...
 ExpertMatrix make_matrix(const MatrixParts& parts, const MatrixReading& reading, std::int64_t expert,
                          std::int64_t rows, std::int64_t row_first, std::int64_t row_step);

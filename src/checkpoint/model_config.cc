@@ -66,8 +66,8 @@ void read_sizes(const JsonFields& fields, ModelConfig& out) {
 
 void read_router(const JsonFields& fields, ModelConfig& out) {
   const ModelRule* rule = find_rule(out.model_type);
-  const auto scoring = fields.text({"scoring_func", "score_func", "score_function",
-                                    "moe_router_activation_func"});
+  const auto scoring =
+      fields.text({"scoring_func", "score_func", "score_function", "moe_router_activation_func"});
   const auto renormalize = fields.boolean("norm_topk_prob");
   out.scoring = scoring ? *scoring : rule != nullptr ? std::string(rule->scoring) : "softmax";
   out.scoring_known = scoring || renormalize || rule != nullptr;

@@ -20,7 +20,7 @@ inline constexpr QuantSchemes kSchemeDense = 1;
 inline constexpr QuantSchemes kSchemeNvfp4 = 2;
 inline constexpr QuantSchemes kSchemeMxfp4 = 4;
 inline constexpr QuantSchemes kSchemeFp8 = 8;
-inline constexpr QuantSchemes kSchemeAny = 15;  // also what an algorithm unknown to us counts as
+inline constexpr QuantSchemes kSchemeAny = 15;        // also what an algorithm unknown to us counts as
 std::string to_string_schemes(QuantSchemes schemes);  // "NVFP4 or FP8"
 
 struct QuantGroup {

@@ -5,11 +5,14 @@
 #include <map>
 
 #include "base/check.h"
+#include "checkpoint/json.h"
 #include "checkpoint/layer_index.h"
 #include "checkpoint/tensor_names.h"
 
 namespace megamoe {
 namespace {
+
+constexpr std::size_t kMaxNameBytes = 1000;
 
 using Layers = std::map<std::string, LayerTensors, std::less<>>;
 
@@ -31,6 +34,10 @@ std::vector<bool> collect_experts(const Checkpoint& checkpoint, Layers& layers) 
   for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
     const TensorRef& tensor = checkpoint.tensors()[i];
     const TensorName name = parse_tensor_name(tensor.info->name);
+    if (name.role != TensorRole::kOther && printable(tensor.info->name, kMaxNameBytes) != tensor.info->name) {
+      fail(ErrorCode::kInvalidFile, "{}: the name of an expert's tensor must be plain text",
+           printable(tensor.info->name));
+    }
     const auto projection = static_cast<std::size_t>(name.projection);
     switch (name.role) {
       case TensorRole::kOther: break;
@@ -76,8 +83,10 @@ void sort_and_number(const ModelConfig& config, std::vector<MoeLayerInfo>& layer
             [](const MoeLayerInfo& a, const MoeLayerInfo& b) { return a.layer < b.layer; });
   for (std::size_t i = 1; i < layers.size(); ++i) {
     if (layers[i - 1].layer == layers[i].layer) {
-      fail(ErrorCode::kUnsupported, "\"{}\" and \"{}\" are both layer {}; a checkpoint of several models is "
-           "not supported", layers[i - 1].prefix, layers[i].prefix, layers[i].layer);
+      fail(ErrorCode::kUnsupported,
+           "\"{}\" and \"{}\" are both layer {}; a checkpoint of several models is "
+           "not supported",
+           layers[i - 1].prefix, layers[i].prefix, layers[i].layer);
     }
   }
 }

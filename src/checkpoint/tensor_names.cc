@@ -1,6 +1,7 @@
 // tensor_names.cc: the tables of names.
 #include "checkpoint/tensor_names.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
