@@ -176,6 +176,12 @@ Codes gather_codes(const ExpertMatrix& matrix, std::int64_t block) {
           gather_bytes(matrix, matrix.block_scale, matrix.cols / block)};
 }
 
+// The largest exponent of an MXFP4 matrix, its scales checked first.
+std::optional<int> max_exponent(const ExpertMatrix& matrix, const Codes& data) {
+  check_e8m0_scales(matrix, data.scales);
+  return mxfp4_max_exponent({data.codes.data(), data.scales.data(), matrix.rows, matrix.cols});
+}
+
 std::vector<float> matrix_of_floats(const ExpertMatrix& matrix) {
   return std::vector<float>(static_cast<std::size_t>(checked_mul(matrix.rows, matrix.cols)));
 }
@@ -310,7 +316,7 @@ std::optional<Nvfp4View> view_nvfp4(const ExpertMatrix& matrix) {
   return view;
 }
 
-Nvfp4Data read_nvfp4(const ExpertMatrix& matrix) {
+Nvfp4Data read_nvfp4(const ExpertMatrix& matrix, const ExpertMatrix* scale_partner) {
   Nvfp4Data out;
   if (matrix.encoding == Encoding::kNvfp4) {
     Codes data = gather_codes(matrix, kNvfp4Block);
@@ -322,11 +328,14 @@ Nvfp4Data read_nvfp4(const ExpertMatrix& matrix) {
   }
   MEGAMOE_CHECK(matrix.encoding == Encoding::kMxfp4);
   Codes data = gather_codes(matrix, kMxfp4Block);
-  check_e8m0_scales(matrix, data.scales);
-  const Mxfp4View view{data.codes.data(), data.scales.data(), matrix.rows, matrix.cols};
+  std::optional<int> k_max = max_exponent(matrix, data);
+  if (scale_partner != nullptr && scale_partner->encoding == Encoding::kMxfp4) {
+    const std::optional<int> other = max_exponent(*scale_partner, gather_codes(*scale_partner, kMxfp4Block));
+    if (other) k_max = std::max(k_max.value_or(*other), *other);
+  }
   out.scales.resize(data.scales.size() * 2);
-  const Mxfp4Cast cast =
-      cast_mxfp4_to_nvfp4(view, mxfp4_max_exponent(view), data.codes.data(), out.scales.data());
+  const Mxfp4View view{data.codes.data(), data.scales.data(), matrix.rows, matrix.cols};
+  const Mxfp4Cast cast = cast_mxfp4_to_nvfp4(view, k_max, data.codes.data(), out.scales.data());
   out.codes = std::move(data.codes);
   out.tensor_scale = cast.tensor_scale;
   out.inexact_blocks = cast.inexact_blocks;

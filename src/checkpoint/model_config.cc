@@ -118,6 +118,11 @@ ModelConfig parse_model_config(const nlohmann::json& config, const nlohmann::jso
         out.model_type = *inner_type;
       }
     }
+    // gpt-oss as first published has no model type.
+    if (out.model_type.empty() && fields.find("experts_per_token") != nullptr &&
+        fields.find("swiglu_limit") != nullptr) {
+      out.model_type = "gpt_oss";
+    }
     read_sizes(fields, out);
     read_router(fields, out);
     read_activation(fields, out);
