@@ -33,7 +33,7 @@ void expect_row(const independent::Row& expected, const Rows& rows, std::int64_t
 }
 
 // How far h may be from act(gate, up) when gate and up are off by so much: silu and gate * sigmoid rise by at
-// most 1.1 and stay below |gate|; then two roundings to BF16, ours and the backend's.
+// most 1.1 and stay below |gate|; then the rounding to BF16.
 double h_bound(const ActivationConfig& config, double gate, double gate_error, double up, double up_error,
                double h) {
   const double error =
