@@ -18,7 +18,17 @@ namespace megamoe::cli {
 namespace {
 
 const std::vector<Verb>& verbs() {
-  static const std::vector<Verb> kVerbs = {};
+  static const std::vector<Verb> kVerbs = {
+      {"inspect", "list a checkpoint's layers, formats and sizes, and what is suspicious", "model/",
+       add_inspect},
+      {"calibrate", "make static activation scales from recorded activations",
+       "model/ --activations activations.safetensors -o scales.json", add_calibrate},
+      {"run", "run layers on recorded activations: error, time, stages",
+       "model-nvfp4/ --activations activations.safetensors --format nvfp4", add_run},
+      {"verify", "hold a quantised checkpoint against its source", "model-nvfp4/ model/ --html report.html",
+       add_verify},
+      {"backends", "list what this build can run on", "--json", add_backends},
+  };
   return kVerbs;
 }
 

@@ -18,6 +18,13 @@ struct Verb {
   AddVerb add;
 };
 
+// One file each.
+std::function<int()> add_backends(CLI::App& app);
+std::function<int()> add_calibrate(CLI::App& app);
+std::function<int()> add_inspect(CLI::App& app);
+std::function<int()> add_run(CLI::App& app);
+std::function<int()> add_verify(CLI::App& app);
+
 // The options that every verb (add_json), or every verb that works for longer (add_threads), has.
 void add_json(CLI::App& app, bool& json);
 void add_threads(CLI::App& app);
