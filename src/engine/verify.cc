@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -85,8 +87,25 @@ void pair_up(const MoeLayerInfo& layer, std::int64_t expert,
   }
 }
 
+// The tensors of the source's shared experts: among `others`, but compared as matrices.
+std::set<std::string_view> shared_tensors(const ModelIndex& model) {
+  std::set<std::string_view> names;
+  for (const MoeLayerInfo& layer : model.layers) {
+    for (const auto& matrix : layer.shared) {
+      if (!matrix) continue;
+      for (const TensorRef* tensor :
+           {matrix->weight, matrix->block_scale, matrix->tensor_scale, matrix->input_scale, matrix->bias}) {
+        if (tensor != nullptr) names.insert(tensor->info->name);
+      }
+    }
+  }
+  return names;
+}
+
 void compare_others(const ModelIndex& quantized, const ModelIndex& source, Verification& out) {
+  const std::set<std::string_view> shared = shared_tensors(source);
   for (const TensorRef* tensor : source.others) {
+    if (shared.contains(tensor->info->name)) continue;
     const TensorRef* twin = quantized.checkpoint->find(tensor->info->name);
     if (twin == nullptr) {
       out.mismatches.push_back(fmt::format("{}: only in the source", tensor->info->name));
