@@ -18,7 +18,12 @@ constexpr std::int64_t kHidden = 16, kIntermediate = 16, kExperts = 3;
 LayerWeights diagonal_layer() {
   LayerWeights weights;
   weights.name = "test layer";
-  weights.config = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .top_k = 1, .activation = {}, .router = {}};
+  weights.config = {.hidden = kHidden,
+                    .intermediate = kIntermediate,
+                    .num_experts = kExperts,
+                    .top_k = 1,
+                    .activation = {},
+                    .router = {}};
   weights.config.activation.kind = Activation::kRelu2;
   for (int e = 0; e < kExperts; ++e) {
     const auto values = std::make_shared<std::vector<float>>(kHidden * kIntermediate, 0.0f);

@@ -23,7 +23,14 @@ class RecordedTest : public ::testing::Test {
     for (std::int64_t i = 0; i < tokens * cols; ++i) values.push_back(static_cast<float>(i));
     return tensor(name, DType::kF32, {tokens, cols}, values);
   }
-  LayerConfig config_{.hidden = 16, .intermediate = 16, .num_experts = 4, .top_k = 2, .activation = {}, .router = {}};
+  static RecordedNames names(const std::string& input_name, const std::string& output_name) {
+    RecordedNames out;
+    out.input = input_name;
+    out.output = output_name;
+    return out;
+  }
+  LayerConfig config_{
+      .hidden = 16, .intermediate = 16, .num_experts = 4, .top_k = 2, .activation = {}, .router = {}};
   testing::TempDir dir_;
 };
 
@@ -51,24 +58,8 @@ TEST_F(RecordedTest, ReadsTheFirstTokensAndRoundsToBf16) {
 
 TEST_F(RecordedTest, ReadsGivenNames) {
   const auto file = open({input("mine")});
-  EXPECT_EQ(file.read(7, config_, 100,
-                      {.input = "mine",
-                       .router_logits = "",
-                       .output = "mine",
-                       .expert_ids = "",
-                       .expert_weights = "",
-                       .token_ids = ""})
-                .output.size(),
-            48u);
-  expect_error(ErrorCode::kNotFound, {"yours"}, [&] {
-    file.read(7, config_, 100,
-              {.input = "yours",
-               .router_logits = "",
-               .output = "",
-               .expert_ids = "",
-               .expert_weights = "",
-               .token_ids = ""});
-  });
+  EXPECT_EQ(file.read(7, config_, 100, names("mine", "mine")).output.size(), 48u);
+  expect_error(ErrorCode::kNotFound, {"yours"}, [&] { file.read(7, config_, 100, names("yours", "")); });
 }
 
 TEST_F(RecordedTest, RefusesWrongShapesAndTypes) {
