@@ -67,6 +67,7 @@ struct Result {
   RoutingSource routing = RoutingSource::kRouter;
   std::string weights;  // formats of the experts
   double norm = 0;
+  double unrounded_error = 0;       // of the output before it is rounded to BF16
   std::optional<ErrorStats> error;  // against the recorded output
   double seconds = 0;               // median
   MoeLayerOptions options;          // with every choice made
@@ -108,6 +109,50 @@ void run_repeatedly(const MoeLayer& layer, const RecordedLayer& recorded, int re
   out.seconds = times[times.size() / 2];
 }
 
+// The output as it is before it is rounded to BF16, from the stages that a pass left: what tells the error of
+// the arithmetic from that of the output's own format.
+class UnroundedOutput {
+ public:
+  UnroundedOutput(std::int64_t tokens, std::int64_t hidden, int top_k)
+      : hidden_(hidden), top_k_(top_k), sums_(static_cast<std::size_t>(tokens * hidden)) {}
+
+  void add(const Stage& stage) {
+    if (stage.name == "expert_weights") weights_ = copy<float>(stage);
+    if (stage.name == "row_to_token") tokens_ = copy<std::int32_t>(stage);
+    if (stage.name == "row_to_slot") slots_ = copy<std::int32_t>(stage);
+    const auto* values = static_cast<const float*>(stage.data);
+    for (std::int64_t r = 0; stage.name == "expert_out" && r < stage.shape[0]; ++r) {
+      const std::int64_t token = tokens_[static_cast<std::size_t>(r)];
+      const float weight =
+          weights_[static_cast<std::size_t>(token * top_k_ + slots_[static_cast<std::size_t>(r)])];
+      add_row(token, weight, values + r * hidden_);
+    }
+    for (std::int64_t t = 0; stage.name == "shared_out" && t < stage.shape[0]; ++t) {
+      add_row(t, 1.0f, values + t * hidden_);
+    }
+  }
+  std::vector<float> values() const { return {sums_.begin(), sums_.end()}; }
+
+ private:
+  template <class T>
+  static std::vector<T> copy(const Stage& stage) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : stage.shape) count *= size;
+    const auto* data = static_cast<const T*>(stage.data);
+    return {data, data + count};
+  }
+  void add_row(std::int64_t token, double weight, const float* row) {
+    for (std::int64_t c = 0; c < hidden_; ++c)
+      sums_[static_cast<std::size_t>(token * hidden_ + c)] += weight * static_cast<double>(row[c]);
+  }
+
+  std::int64_t hidden_;
+  int top_k_;
+  std::vector<double> sums_;
+  std::vector<float> weights_;
+  std::vector<std::int32_t> tokens_, slots_;
+};
+
 void count_rows(const std::int64_t* offsets, Result& out) {
   out.rows = offsets[out.num_experts];
   for (std::int64_t e = 0; e < out.num_experts; ++e) {
@@ -145,10 +190,12 @@ Result run_layer(const ModelIndex& model, const RecordedActivations& activations
                                        recorded.router_logits.data()}));
     }
   }
+  UnroundedOutput unrounded(recorded.tokens, config.hidden, config.top_k);
   // The first pass looks at its stages; the timed ones after it do not.
   layer.on_stage([&](const Stage& stage) {
     if (stage.name == "offsets") count_rows(static_cast<const std::int64_t*>(stage.data), out);
     if (!options.dump.empty()) out.stages.push_back(copy_stage(stage));
+    if (!recorded.output.empty()) unrounded.add(stage);
   });
   out.saturated = layer.forward({recorded.x.data(), recorded.tokens, config.hidden},
                                 {recorded.ids.data(), recorded.tokens, config.top_k},
@@ -158,7 +205,10 @@ Result run_layer(const ModelIndex& model, const RecordedActivations& activations
   std::vector<float> values;
   for (const bf16 value : out.y) values.push_back(to_float(value));
   out.norm = compare(values, values).norm;
-  if (!recorded.output.empty()) out.error = compare(values, recorded.output);
+  if (!recorded.output.empty()) {
+    out.error = compare(values, recorded.output);
+    out.unrounded_error = compare(unrounded.values(), recorded.output).relative;
+  }
   run_repeatedly(layer, recorded, options.repeat, out);
   return out;
 }
@@ -184,6 +234,7 @@ json to_json(const Result& result) {
               {"error", nullptr}};
   if (result.error) {
     out["error"] = {{"relative_l2", result.error->relative},
+                    {"relative_l2_before_rounding", result.unrounded_error},
                     {"snr_db", result.error->snr_db},
                     {"cosine", result.error->cosine},
                     {"worst", result.error->worst},
@@ -204,11 +255,12 @@ std::string results_text(const std::vector<Result>& results, const Options& opti
   text += fmt::format(", routed by {}, median of {} passes with equal bits\n\n",
                       to_string(results[0].routing), options.repeat);
   Table table({">layer", ">tokens", ">rows", ">experts used", ">most rows", ">output norm", ">relative error",
-               ">worst element", ">saturated", ">time"});
+               ">before rounding", ">worst element", ">saturated", ">time"});
   for (const Result& r : results) {
     table.add({fmt::format("{}", r.layer), fmt::format("{}", r.tokens), fmt::format("{}", r.rows),
                fmt::format("{} of {}", r.experts_used, r.num_experts), fmt::format("{}", r.max_rows),
                fmt::format("{:.6g}", r.norm), r.error ? fmt::format("{:.5f}", r.error->relative) : "-",
+               r.error ? fmt::format("{:.5f}", r.unrounded_error) : "-",
                r.error ? fmt::format("{:.3g} at [{}, {}]", r.error->worst, r.error->worst_at / r.hidden,
                                      r.error->worst_at % r.hidden)
                        : "-",
