@@ -17,8 +17,8 @@ constexpr float kMax = std::numeric_limits<float>::max();
 constexpr double kLeastNormal = 0x1p-126;
 constexpr double kLeastSubnormal = 0x1p-149;
 
-// The bounds of exp.h. Trying every seventh FP32 finds 1.20, 2.33 and 3.24 ulp and 0.77 and 95 of the least
-// subnormal.
+// The bounds of exp.h. Trying every FP32 of a magnitude between 2^-30 and 110 finds 1.22, 2.41 and 3.35 ulp,
+// and 0.78 and 97 steps of 2^-149.
 constexpr double kExpUlp = 1.25;
 constexpr double kSigmoidUlp = 2.5;
 constexpr double kSiluUlp = 3.5;

@@ -45,7 +45,7 @@ MEGAMOE_HD constexpr Nvfp4Scale four_over_six_quantize_block(const float* x, flo
   if (nvfp4_squared_error(x, codes_four, four.code, g) >= nvfp4_squared_error(x, codes, six.code, g)) {
     return six;
   }
-  for (int j = 0; j < kNvfp4Block / 2; ++j) codes[j] = codes_four[j];
+  for (std::int64_t j = 0; j < kNvfp4Block / 2; ++j) codes[j] = codes_four[j];
   return {four.code, six.saturated};
 }
 

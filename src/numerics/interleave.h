@@ -16,7 +16,7 @@ inline constexpr int kInterleaveGroup = 8;
 
 // The place of gate i; up i follows kInterleaveGroup later.
 MEGAMOE_HD constexpr std::int64_t interleaved_gate(std::int64_t i) {
-  return i / kInterleaveGroup * (2 * kInterleaveGroup) + i % kInterleaveGroup;
+  return i / kInterleaveGroup * kInterleaveGroup * 2 + i % kInterleaveGroup;
 }
 MEGAMOE_HD constexpr std::int64_t interleaved_up(std::int64_t i) {
   return interleaved_gate(i) + kInterleaveGroup;

@@ -35,7 +35,7 @@ MEGAMOE_HD constexpr std::uint8_t mxfp4_quantize_block(const float* x, std::uint
   }
   const std::uint8_t scale = finite ? mxfp4_block_scale(a) : kE8M0NaN;
   const float d = decode_e8m0(scale);
-  for (int j = 0; j < kMxfp4Block / 2; ++j) {
+  for (std::int64_t j = 0; j < kMxfp4Block / 2; ++j) {
     codes[j] = finite
                    ? static_cast<std::uint8_t>(encode_e2m1(x[2 * j] / d) | encode_e2m1(x[2 * j + 1] / d) << 4)
                    : std::uint8_t{0};

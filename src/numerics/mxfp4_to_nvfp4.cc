@@ -26,7 +26,7 @@ void requantize_block(const std::uint8_t* in, int k, float tensor_scale, std::ui
                       std::uint8_t* scales) {
   float values[kMxfp4Block];
   for (int i = 0; i < kMxfp4Block; ++i) values[i] = decode_e2m1(nibble(in, i)) * power_of_two(k);
-  for (int half = 0; half < 2; ++half) {
+  for (std::int64_t half = 0; half < 2; ++half) {
     scales[half] =
         nvfp4_quantize_block(values + half * kNvfp4Block, tensor_scale, codes + half * (kNvfp4Block / 2))
             .code;

@@ -77,14 +77,14 @@ MEGAMOE_HD constexpr std::uint8_t nvfp4_code(float x, float d) {
 MEGAMOE_HD constexpr void nvfp4_encode_block(const float* x, std::uint8_t scale, float g,
                                              std::uint8_t* codes) {
   const float d = decode_e4m3(scale) * g;
-  for (int j = 0; j < kNvfp4Block / 2; ++j) {
+  for (std::int64_t j = 0; j < kNvfp4Block / 2; ++j) {
     codes[j] = static_cast<std::uint8_t>(nvfp4_code(x[2 * j], d) | nvfp4_code(x[2 * j + 1], d) << 4);
   }
 }
 
 // What a block with a NaN or an infinity becomes.
 MEGAMOE_HD constexpr Nvfp4Scale nvfp4_fault_block(std::uint8_t* codes) {
-  for (int j = 0; j < kNvfp4Block / 2; ++j) codes[j] = 0;
+  for (std::int64_t j = 0; j < kNvfp4Block / 2; ++j) codes[j] = 0;
   return {kE4M3NaN, false};
 }
 

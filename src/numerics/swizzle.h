@@ -18,7 +18,7 @@ MEGAMOE_HD constexpr std::int64_t swizzled_offset(std::int64_t row, std::int64_t
   const std::int64_t tiles_across = (cols + kSwizzleCols - 1) / kSwizzleCols;
   const std::int64_t tile = row / kSwizzleRows * tiles_across + col / kSwizzleCols;
   const std::int64_t r = row % kSwizzleRows;
-  return tile * (kSwizzleRows * kSwizzleCols) + r % 32 * 16 + r / 32 * 4 + col % kSwizzleCols;
+  return tile * kSwizzleRows * kSwizzleCols + r % 32 * 16 + r / 32 * 4 + col % kSwizzleCols;
 }
 
 }  // namespace megamoe
