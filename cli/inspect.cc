@@ -152,12 +152,13 @@ int run(const Options& options) {
     print_json(to_json(inspection, options));
     return 0;
   }
-  std::string text = fmt::format(
-      "{}: {}{} in {}, {} in {} tensors, {} of it in experts\n\n", one_line(options.checkpoint),
-      inspection.model_type.empty() ? "" : one_line(inspection.model_type) + ", ",
-      human_bytes(inspection.bytes),
-      inspection.files == 1 ? "1 file" : fmt::format("{} files", inspection.files),
-      human_bytes(inspection.bytes), human_count(inspection.tensors), human_bytes(inspection.expert_bytes));
+  std::string text =
+      fmt::format("{}: {}{} tensors in {}, {}, of which {} in {}\n\n", one_line(options.checkpoint),
+                  inspection.model_type.empty() ? "" : one_line(inspection.model_type) + ", ",
+                  human_count(inspection.tensors),
+                  inspection.files == 1 ? "1 file" : fmt::format("{} files", inspection.files),
+                  human_bytes(inspection.bytes), human_bytes(inspection.expert_bytes),
+                  options.layer ? fmt::format("the experts of layer {}", *options.layer) : "experts");
   text += layers_text(inspection) + "\n";
   if (options.layer) text += experts_text(inspection.layers.at(0)) + "\n";
   print(text + findings_text(inspection));

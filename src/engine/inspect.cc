@@ -104,7 +104,7 @@ std::string short_name(std::int64_t expert, std::size_t projection) {
 }
 
 void find_faults(const LayerInspection& layer, std::vector<Finding>& findings) {
-  Tally nan, negative, saturated, zero_scales, nonfinite, all_zero, bad_tensor, bad_input, missing_input;
+  Tally nan, negative, saturated, zero_scales, nonfinite, all_zero, bad_tensor, bad_input;
   for (const ExpertInspection& expert : layer.experts) {
     for (std::size_t p = 0; p < 3; ++p) {
       if (!expert.projections[p]) continue;
@@ -120,8 +120,6 @@ void find_faults(const LayerInspection& layer, std::vector<Finding>& findings) {
       const bool many = static_cast<double>(matrix.saturated_scales) >
                         std::max(1.0, kSuspiciousSaturated * static_cast<double>(matrix.scales));
       saturated.add(many ? matrix.saturated_scales : 0, name);
-      if (expert.expert >= 0 && matrix.encoding == Encoding::kNvfp4)
-        missing_input.add(!matrix.input_scale, name);
     }
   }
   const auto add = [&](Severity severity, const Tally& tally, std::string_view what) {
@@ -136,15 +134,6 @@ void find_faults(const LayerInspection& layer, std::vector<Finding>& findings) {
   add(Severity::kWarning, saturated, "saturated block scales (more than 1 in 100)");
   add(Severity::kWarning, all_zero, "matrices of nothing but zeros:");
   add(Severity::kWarning, zero_scales, "block scales of zero");
-  if (missing_input.count > 0) {
-    // Without any, the layer is weight-only and meant to be; some missing is how a calibration goes wrong.
-    if (layer.input_scales == 0) {
-      findings.push_back(
-          {Severity::kNote, layer.layer, "no input scales: weight-only, or dynamic activations"});
-    } else {
-      add(Severity::kWarning, missing_input, "input scales missing");
-    }
-  }
   if (layer.unequal_gate_up > 0) {
     findings.push_back(
         {Severity::kNote, layer.layer,

@@ -148,7 +148,13 @@ TEST_F(InspectTest, TakesAllInputScalesMissingForWeightOnly) {
   std::erase_if(tensors_, [](const TestTensor& t) { return t.name.ends_with("input_scale"); });
   const Inspection found = inspection();
   EXPECT_EQ(found.layers[0].input_scales, 0);
-  EXPECT_EQ(severity_of(found, "no input scales: weight-only"), "note");
+  EXPECT_EQ(severity_of(found, "no input scales"), "note");
+}
+
+// Some input scales missing is the one fault that leaves no checkpoint to inspect.
+TEST_F(InspectTest, NamesTheInputScaleThatIsMissing) {
+  remove("1.down_proj.input_scale");
+  testing::expect_error(ErrorCode::kInvalidFile, {"experts.1.down_proj.input_scale"}, [&] { inspection(); });
 }
 
 TEST_F(InspectTest, RefusesALayerThatIsNotThere) { EXPECT_THROW(inspection({.layer = 7}), Error); }
