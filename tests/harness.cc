@@ -3,8 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu/cpu_backend.h"
-#include "ref/ref_backend.h"
+#include "engine/backends.h"
 #include "tests/independent.h"
 
 namespace megamoe::testing {
@@ -235,7 +234,13 @@ RunResult run(const Backend& backend, const LayerWeights& layer, const Input& in
   return result;
 }
 
-std::vector<const Backend*> backends_under_test() { return {&cpu_backend(), &ref_backend()}; }
+std::vector<const Backend*> backends_under_test() {
+  std::vector<const Backend*> supported;
+  for (const Backend* backend : all_backends()) {
+    if (backend->supported()) supported.push_back(backend);
+  }
+  return supported;
+}
 
 bool same(float a, float b) { return (a != a && b != b) || std::memcmp(&a, &b, sizeof(a)) == 0; }
 bool same(bf16 a, bf16 b) {

@@ -1,0 +1,111 @@
+// backends_test.cc: the list of backends, the choice among them, and whole layers through the public API.
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "engine/backends.h"
+#include "megamoe/error.h"
+#include "megamoe/moe_layer.h"
+#include "tests/compare.h"
+
+namespace megamoe::testing {
+namespace {
+
+// Sets MEGAMOE_BACKEND for a scope.
+class ForcedBackend {
+ public:
+  explicit ForcedBackend(const char* name) {
+    if (const char* old = std::getenv("MEGAMOE_BACKEND")) before_ = old;
+    setenv("MEGAMOE_BACKEND", name, 1);
+  }
+  ~ForcedBackend() {
+    if (before_)
+      setenv("MEGAMOE_BACKEND", before_->c_str(), 1);
+    else
+      unsetenv("MEGAMOE_BACKEND");
+  }
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST(Backends, AreListedOnceAndDescribed) {
+  std::set<std::string> names;
+  for (const BackendInfo& info : list_backends()) {
+    EXPECT_TRUE(names.insert(info.name).second) << info.name;
+    EXPECT_FALSE(info.description.empty());
+    EXPECT_FALSE(info.needs.empty());
+  }
+  EXPECT_TRUE(names.count("ref") == 1 && names.count("cpu") == 1);
+  EXPECT_EQ(all_backends().back()->name(), "ref");
+}
+
+TEST(Backends, AnUnknownNameListsTheKnown) {
+  try {
+    find_backend("tpu");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+    EXPECT_NE(std::string(error.what()).find("ref"), std::string::npos) << error.what();
+  }
+}
+
+class WhichBackend : public Conformance {};
+MEGAMOE_FOR_EVERY_BACKEND(WhichBackend);
+
+TEST_P(WhichBackend, IsTheOneAskedFor) {
+  EXPECT_EQ(&find_backend(backend().name()), &backend());
+  const std::string name(backend().name());
+  const ForcedBackend forced(name.c_str());
+  EXPECT_EQ(&find_backend(""), &backend());
+  EXPECT_EQ(&find_backend("auto"), &backend());
+  const auto layer = random_layer(make_config(16, 16, 1, 1), WeightFormat::kNvfp4, 1);
+  EXPECT_EQ(MoeLayer(layer->weights, {}).backend(), name);
+  EXPECT_EQ(MoeLayer(layer->weights, {.backend = name}).backend(), name);
+}
+
+TEST_P(WhichBackend, LayerThroughThePublicApiEqualsTheOperations) {
+  const LayerConfig config = make_config(48, 80, 5, 3);
+  const auto layer = random_layer(config, WeightFormat::kNvfp4, 1);
+  for (ExpertWeights& expert : layer->weights.experts) expert.input_scale = expert.down_input_scale = 0.003f;
+  const Input input = random_input(config, 17, 2);
+  const MatrixView<const bf16> x(input.x.data(), 17, 48);
+  const MatrixView<const std::int32_t> ids(input.ids.data(), 17, 3);
+  const MatrixView<const float> weights(input.weights.data(), 17, 3);
+  for (const ActivationFormat format :
+       {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+    const RunResult want = run(backend(), layer->weights, input,
+                               {.format = format,
+                                .x_scale = 0.003f,
+                                .gathered = format == ActivationFormat::kNvfp4,
+                                .h_scale = 0.003f});
+    for (const auto l1 :
+         {MoeLayerOptions::L1::kFused, MoeLayerOptions::L1::kCompact, MoeLayerOptions::L1::kInterleaved}) {
+      if (l1 == MoeLayerOptions::L1::kInterleaved && format != ActivationFormat::kNvfp4) continue;
+      const MoeLayer moe(layer->weights,
+                         {.backend = std::string(backend().name()), .activations = format, .l1 = l1});
+      // Workspaces of every content, exactly as large as asked for; y with room between its rows.
+      for (const int poison : {0x7F, 0xFF, 0x00}) {
+        const std::int64_t bytes = moe.workspace_bytes(17);
+        std::vector<std::byte> memory(static_cast<std::size_t>(bytes) + 128, std::byte(poison));
+        const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+        std::byte* start = memory.data() + (64 - address % 64) % 64;
+        std::fill(start + bytes, memory.data() + memory.size(), std::byte{0x5A});
+        std::vector<bf16> y(17 * 64, bf16{0x7FC0});
+        moe.forward(x, ids, weights, MatrixView<bf16>(y.data(), 17, 48, 64),
+                    std::span<std::byte>(start, static_cast<std::size_t>(bytes)));
+        for (std::size_t i = 0; i < y.size(); ++i) {
+          const bf16 expected = i % 64 < 48 ? want.y[i / 64 * 48 + i % 64] : bf16{0x7FC0};
+          ASSERT_TRUE(same(y[i], expected)) << to_string(format) << ", element " << i;
+        }
+        EXPECT_TRUE(std::all_of(start + bytes, memory.data() + memory.size(),
+                                [](std::byte b) { return b == std::byte{0x5A}; }));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::testing
