@@ -63,7 +63,9 @@ TEST_P(WhichBackend, IsTheOneAskedFor) {
   EXPECT_EQ(&find_backend("auto"), &backend());
   const auto layer = random_layer(make_config(16, 16, 1, 1), WeightFormat::kNvfp4, 1);
   EXPECT_EQ(MoeLayer(layer->weights, {}).backend(), name);
-  EXPECT_EQ(MoeLayer(layer->weights, {.backend = name}).backend(), name);
+  MoeLayerOptions options;
+  options.backend = name;
+  EXPECT_EQ(MoeLayer(layer->weights, options).backend(), name);
 }
 
 TEST_P(WhichBackend, LayerThroughThePublicApiEqualsTheOperations) {
@@ -84,8 +86,11 @@ TEST_P(WhichBackend, LayerThroughThePublicApiEqualsTheOperations) {
     for (const auto l1 :
          {MoeLayerOptions::L1::kFused, MoeLayerOptions::L1::kCompact, MoeLayerOptions::L1::kInterleaved}) {
       if (l1 == MoeLayerOptions::L1::kInterleaved && format != ActivationFormat::kNvfp4) continue;
-      const MoeLayer moe(layer->weights,
-                         {.backend = std::string(backend().name()), .activations = format, .l1 = l1});
+      MoeLayerOptions options;
+      options.backend = backend().name();
+      options.activations = format;
+      options.l1 = l1;
+      const MoeLayer moe(layer->weights, options);
       // Workspaces of every content, exactly as large as asked for; y with room between its rows.
       for (const int poison : {0x7F, 0xFF, 0x00}) {
         const std::int64_t bytes = moe.workspace_bytes(17);
