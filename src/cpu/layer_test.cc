@@ -163,7 +163,7 @@ struct Shape {
 };
 const Shape kShapes[] = {{16, 16, {1}},
                          {48, 80, {0, 3, 5}},
-                         {176, 48, {2, 0, 257}},  // more rows than a slab holds
+                         {176, 48, {2, 0, 131}},  // more rows than a slab holds
                          {80, 272, {7, 1, 0, 0, 4}},
                          {256, 176, {4, 130, 2}}};
 
