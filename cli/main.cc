@@ -19,6 +19,9 @@ namespace {
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> kVerbs = {
+      {"quantize", "make a model's experts NVFP4", "model/ model-nvfp4/", add_quantize},
+      {"convert", "bring an FP4 model into another family's NVFP4",
+       "model-nvfp4/ model-ct/ --to compressed-tensors", add_convert},
       {"inspect", "list a checkpoint's layers, formats and sizes, and what is suspicious", "model/",
        add_inspect},
       {"calibrate", "make static activation scales from recorded activations",

@@ -21,7 +21,9 @@ struct Verb {
 // One file each.
 std::function<int()> add_backends(CLI::App& app);
 std::function<int()> add_calibrate(CLI::App& app);
+std::function<int()> add_convert(CLI::App& app);
 std::function<int()> add_inspect(CLI::App& app);
+std::function<int()> add_quantize(CLI::App& app);
 std::function<int()> add_run(CLI::App& app);
 std::function<int()> add_verify(CLI::App& app);
 

@@ -149,7 +149,7 @@ RewriteReport convert_checkpoint(const std::filesystem::path& source,
   }
   const nlohmann::json recipe = {{"verb", "convert"},
                                  {"to", to_string(options.to)},
-                                 {"shared_scale", options.gate_up_scale == GateUpScale::kShared},
+                                 {"gate_up_scale", to_string(options.gate_up_scale)},
                                  {"fused_layout", options.fused_layout}};
   return rewrite_checkpoint(plan, activations_of(*model.checkpoint, inputs), destination, options.overwrite,
                             recipe, progress);

@@ -25,7 +25,7 @@ struct LinearFormat {
   bool four_over_six = false;         // for what is quantised, not for what is already FP4
 };
 
-// The tensors that `linear` becomes, FP32 first, so that each lies at a multiple of its element's size.
+// The tensors that `linear` becomes.
 std::vector<PlannedTensor> plan_tensors(const LinearOutput& linear, const LinearFormat& format);
 
 // The bytes of those tensors, in their order.

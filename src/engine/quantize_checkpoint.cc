@@ -93,7 +93,7 @@ nlohmann::json recipe_of(const QuantizeCheckpointOptions& o, const InputScales& 
                            {"scales", format_input_scales(scales)},
                            {"four_over_six", o.four_over_six},
                            {"shared_experts", o.shared_experts},
-                           {"shared_scale", o.gate_up_scale == GateUpScale::kShared},
+                           {"gate_up_scale", to_string(o.gate_up_scale)},
                            {"fused_layout", o.fused_layout}};
   if (o.layers) recipe["layers"] = *o.layers;
   return recipe;

@@ -30,7 +30,6 @@ struct Job {
   const LinearOutput* linear = nullptr;
   std::vector<PlannedTensor> outputs;
   std::int64_t source_bytes = 0;
-  int rank = 0;  // bytes of the element that sets the alignment, twice; odd ranks lie between
 };
 
 struct Shard {
@@ -44,16 +43,11 @@ struct Shard {
   }
 };
 
-// FP32 comes first within a matrix's tensors, and their sizes are multiples of 4: they go behind the tensors
-// of 4-byte elements and before those of 2.
-constexpr int kLinearRank = 7;
-
 Job carry(const TensorRef& tensor) {
   Job job;
   job.carried = &tensor;
   job.outputs = {{tensor.info->name, tensor.info->dtype, tensor.info->shape}};
   job.source_bytes = tensor.info->bytes();
-  job.rank = 2 * ((bits_of(tensor.info->dtype) + 7) / 8);
   return job;
 }
 
@@ -66,15 +60,12 @@ Shard plan_shard(const RewritePlan& plan, const SafetensorsFile& file, const Lin
     if (const auto linears = by_weight.find(info.name); linears != by_weight.end()) {
       const auto share = info.bytes() / static_cast<std::int64_t>(linears->second.size());
       for (const LinearOutput* linear : linears->second) {
-        shard.jobs.push_back({nullptr, linear, plan_tensors(*linear, plan.format()), share, kLinearRank});
+        shard.jobs.push_back({nullptr, linear, plan_tensors(*linear, plan.format()), share});
       }
     } else if (!plan.consumes(tensor)) {
       shard.jobs.push_back(carry(tensor));
     }
   }
-  // Each tensor then lies at a multiple of its element's size, as readers that map files like it.
-  std::stable_sort(shard.jobs.begin(), shard.jobs.end(),
-                   [](const Job& a, const Job& b) { return a.rank > b.rank; });
   return shard;
 }
 
@@ -210,7 +201,7 @@ void write_configs(const Checkpoint& checkpoint, const QuantDescription& descrip
 RewriteReport start_report(const RewritePlan& plan, const std::vector<Shard>& shards) {
   RewriteReport report;
   report.quantized_linears = static_cast<std::int64_t>(plan.linears().size());
-  report.expert_tensors = plan.consumed();
+  report.consumed_tensors = plan.consumed();
   for (const TensorRef& tensor : plan.model().checkpoint->tensors()) {
     report.source_bytes += tensor.info->bytes();
   }
@@ -221,7 +212,7 @@ RewriteReport start_report(const RewritePlan& plan, const std::vector<Shard>& sh
       for (const PlannedTensor& tensor : job.outputs) report.output_bytes += tensor.bytes();
     }
   }
-  MEGAMOE_CHECK(report.carried_tensors + report.expert_tensors ==
+  MEGAMOE_CHECK(report.carried_tensors + report.consumed_tensors ==
                 static_cast<std::int64_t>(plan.model().checkpoint->tensors().size()));
   report.notes = plan.model().notes;
   report.notes.insert(report.notes.end(), plan.notes().begin(), plan.notes().end());
@@ -278,7 +269,7 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
     fail(ErrorCode::kInvalidArgument, "{} is the source itself", destination.string());
   }
   const bool single = destination.extension() == ".safetensors";
-  if (single && fs::is_directory(checkpoint.path())) {
+  if (single && fs::is_directory(checkpoint.path(), error)) {
     fail(ErrorCode::kInvalidArgument, "{} is a directory, so the destination must be one, not {}",
          checkpoint.path().string(), destination.string());
   }

@@ -24,10 +24,12 @@ enum class GateUpScale {
   kSeparate,  // each its own
 };
 
+std::string_view to_string(GateUpScale scale);  // "shared", "separate"
+
 // What was done; the CLI prints it.
 struct RewriteReport {
   std::int64_t quantized_linears = 0;  // matrices that became NVFP4
-  std::int64_t expert_tensors = 0;     // tensors of the source that went into them
+  std::int64_t consumed_tensors = 0;   // tensors of the source that went into them
   std::int64_t carried_tensors = 0;    // tensors that were carried over untouched
   std::int64_t written_tensors = 0;    // tensors of the new checkpoint
   std::int64_t resumed_tensors = 0;    // of these, found complete from an interrupted run

@@ -111,6 +111,10 @@ bool has_fp8_kv_cache(const Checkpoint& checkpoint) {
 
 }  // namespace
 
+std::string_view to_string(GateUpScale scale) {
+  return scale == GateUpScale::kShared ? "shared" : "separate";
+}
+
 void RewritePlan::add(const MoeLayerInfo& layer, std::int64_t expert, Projection projection,
                       GateUpScale gate_up, std::optional<float> input_scale) {
   const auto& matrices = layer.experts[static_cast<std::size_t>(expert)];

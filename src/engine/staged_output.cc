@@ -26,6 +26,13 @@ void check(const std::error_code& error, const char* what, const fs::path& path)
   fail(ErrorCode::kIo, "cannot {} {}: {}", what, path.string(), std::generic_category().message(errno));
 }
 
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  check(error, "examine", path);
+  return there;
+}
+
 // "a/b/" and "a/b" are the same destination.
 fs::path without_trailing_slash(const fs::path& path) {
   const fs::path normal = path.lexically_normal();
@@ -82,20 +89,20 @@ int lock_recipe(const fs::path& path, bool create) {
 
 StagedOutput::StagedOutput(const fs::path& destination, bool overwrite, const std::string& recipe)
     : destination_(without_trailing_slash(destination)), staging_(destination_.string() + ".partial") {
-  if (fs::exists(destination_)) {
+  std::error_code error;
+  if (is_there(destination_)) {
     if (!overwrite) {
       fail(ErrorCode::kInvalidArgument, "{} exists already; it is replaced only if overwriting is asked for",
            destination_.string());
     }
-    if (!fs::is_directory(destination_)) {
+    if (!fs::is_directory(destination_, error)) {
       fail(ErrorCode::kInvalidArgument, "{} is not a directory", destination_.string());
     }
     check_replaceable(destination_);
   }
   const fs::path recipe_path = staging_ / kRecipeName;
-  const bool resumes = fs::exists(recipe_path);
-  std::error_code error;
-  if (!resumes && fs::exists(staging_) && !fs::is_empty(staging_, error)) {
+  const bool resumes = is_there(recipe_path);
+  if (!resumes && is_there(staging_) && !fs::is_empty(staging_, error)) {
     fail(ErrorCode::kInvalidArgument, "{} is in the way and was not left by an interrupted run",
          staging_.string());
   }
@@ -118,7 +125,7 @@ void StagedOutput::commit() {
   // What the renames leave under the staging name still counts as left by a run, so a kill here harms
   // nothing.
   bool replaced = false;
-  if (fs::exists(destination_)) {
+  if (is_there(destination_)) {
     close(lock_recipe(destination_ / kRecipeName, true));
     replaced = renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, destination_.c_str(), RENAME_EXCHANGE) == 0;
     if (!replaced) {  // a file system without exchange: two steps

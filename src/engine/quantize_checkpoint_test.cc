@@ -1,0 +1,444 @@
+#include "engine/quantize_checkpoint.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/parallel.h"
+#include "checkpoint/expert_matrix.h"
+#include "engine/input_scales.h"
+#include "engine/test_models.h"
+#include "megamoe/quantize.h"
+#include "numerics/e4m3.h"
+#include "numerics/nvfp4.h"
+
+namespace megamoe {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::expect_error;
+using testing::Layout;
+using testing::read_bytes;
+using testing::TempDir;
+using testing::write_model;
+
+json read_json(const fs::path& path) { return json::parse(read_bytes(path)); }
+
+// name -> dtype, shape and bytes.
+std::map<std::string, std::string> contents(const fs::path& path) {
+  std::map<std::string, std::string> all;
+  const auto checkpoint = Checkpoint::open(path);
+  for (const TensorRef& tensor : checkpoint->tensors()) {
+    const auto bytes = tensor.bytes();
+    all[tensor.info->name] =
+        describe(*tensor.info) + " " + std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  return all;
+}
+
+// Every file of a directory.
+std::map<std::string, std::string> files_of(const fs::path& directory) {
+  std::map<std::string, std::string> all;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    all[entry.path().filename().string()] = read_bytes(entry.path());
+  }
+  return all;
+}
+
+const std::string kShipped = MEGAMOE_SOURCE_DIR "/examples/tiny-qwen3-moe";
+
+// What `matrix` decodes to, in the order the format defines.
+std::vector<float> decoded(const ExpertMatrix& matrix) {
+  const Nvfp4Data data = read_nvfp4(matrix);
+  Nvfp4Tensor tensor;
+  tensor.rows = matrix.rows;
+  tensor.cols = matrix.cols;
+  tensor.codes = data.codes;
+  tensor.scales = data.scales;
+  tensor.tensor_scales = {data.tensor_scale};
+  return dequantize(tensor);
+}
+
+float largest(const std::vector<bf16>& values) {
+  float a = 0.0f;
+  for (const bf16 v : values) a = std::max(a, std::abs(to_float(v)));
+  return a;
+}
+
+// The decoded weights of `destination` are those of quantize() on the source's matrices, whose tensor scale
+// comes from the larger half where gate and up share one.
+void expect_quantized(const fs::path& source, const fs::path& destination, Family family, GateUpScale gate_up,
+                      bool four_over_six) {
+  const ModelIndex before = index_model(Checkpoint::open(source));
+  const ModelIndex after = index_model(Checkpoint::open(destination));
+  ASSERT_EQ(after.layers.size(), before.layers.size());
+  const float range = four_over_six ? 1536.0f : 2688.0f;
+  for (std::size_t l = 0; l < before.layers.size(); ++l) {
+    ASSERT_EQ(after.layers[l].experts.size(), before.layers[l].experts.size());
+    for (std::size_t e = 0; e < before.layers[l].experts.size(); ++e) {
+      std::array<std::vector<bf16>, 3> weights;
+      std::array<float, 3> amax;
+      for (std::size_t p = 0; p < 3; ++p) {
+        weights[p] = read_bf16(*before.layers[l].experts[e][p]);
+        amax[p] = largest(weights[p]);
+      }
+      if (gate_up == GateUpScale::kShared) amax[0] = amax[1] = std::max(amax[0], amax[1]);
+      for (std::size_t p = 0; p < 3; ++p) {
+        const ExpertMatrix& m = *after.layers[l].experts[e][p];
+        ASSERT_EQ(m.encoding, Encoding::kNvfp4);
+        QuantizeOptions options;
+        options.mode = QuantizeOptions::TensorScale::kGiven;
+        options.tensor_scale = amax[p] / range;
+        options.four_over_six = four_over_six;
+        if (family == Family::kCompressedTensors) options.tensor_scale = 1.0f / (1.0f / options.tensor_scale);
+        const Nvfp4Tensor expected =
+            quantize(MatrixView<const bf16>(weights[p].data(), m.rows, m.cols), options);
+        EXPECT_EQ(read_nvfp4(m).tensor_scale, options.tensor_scale);
+        ASSERT_EQ(decoded(m), dequantize(expected)) << l << " " << e << " " << p;
+      }
+    }
+  }
+}
+
+TEST(QuantizeCheckpoint, ShippedModelBothWays) {
+  for (const Family family : {Family::kModelOpt, Family::kCompressedTensors}) {
+    const TempDir dir;
+    QuantizeCheckpointOptions options;
+    options.format = family;
+    const RewriteReport report = quantize_checkpoint(kShipped, dir / "out", options);
+    EXPECT_EQ(report.quantized_linears, 2 * 16 * 3);
+    EXPECT_EQ(report.consumed_tensors, 2 * 16 * 3);
+    EXPECT_EQ(report.carried_tensors, 117 - 96);
+    EXPECT_EQ(report.written_tensors, 117 - 96 + 3 * 96);
+    EXPECT_EQ(report.inexact_blocks, 0);
+    EXPECT_EQ(report.saturated_blocks, 0);
+    expect_quantized(kShipped, dir / "out", family, GateUpScale::kShared, false);
+
+    const auto before = contents(kShipped), after = contents(dir / "out");
+    std::int64_t untouched = 0;
+    for (const auto& [name, content] : before) {
+      if (name.find(".experts.") != std::string::npos) continue;
+      ASSERT_TRUE(after.contains(name)) << name;
+      EXPECT_EQ(after.at(name), content) << name;
+      ++untouched;
+    }
+    EXPECT_EQ(untouched, report.carried_tensors);
+    std::int64_t bytes = 0;
+    const auto written = Checkpoint::open(dir / "out");
+    for (const TensorRef& tensor : written->tensors()) bytes += tensor.info->bytes();
+    EXPECT_EQ(bytes, report.output_bytes);
+    EXPECT_EQ(read_bytes(dir / "out/generation_config.json"),
+              read_bytes(fs::path(kShipped) / "generation_config.json"));
+    EXPECT_EQ(fs::exists(dir / "out/hf_quant_config.json"), family == Family::kModelOpt);
+    const json config = read_json(dir / "out/config.json");
+    json rest = config;
+    rest.erase("quantization_config");
+    EXPECT_EQ(rest, read_json(fs::path(kShipped) / "config.json"));
+    EXPECT_EQ(config["quantization_config"]["quant_method"],
+              family == Family::kModelOpt ? "modelopt" : "compressed-tensors");
+    const json& ignored = config["quantization_config"]["ignore"];
+    for (const char* name : {"lm_head", "model.layers.1.mlp.gate", "model.layers.0.self_attn.q_proj"}) {
+      EXPECT_NE(std::find(ignored.begin(), ignored.end(), name), ignored.end()) << name;
+    }
+    for (const auto& name : ignored) {
+      EXPECT_EQ(name.get<std::string>().find("experts"), std::string::npos) << name;
+    }
+  }
+}
+
+TEST(QuantizeCheckpoint, TensorShapesOfTheFamilies) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  QuantizeCheckpointOptions options;
+  quantize_checkpoint(dir / "src", dir / "mo", options);
+  options.format = Family::kCompressedTensors;
+  quantize_checkpoint(dir / "src", dir / "ct", options);
+  const std::string module = "model.layers.0.mlp.experts.11.down_proj.";
+  const auto mo = Checkpoint::open(dir / "mo"), ct = Checkpoint::open(dir / "ct");
+  EXPECT_EQ(describe(*mo->at(module + "weight").info), "U8 [48, 16]");
+  EXPECT_EQ(describe(*mo->at(module + "weight_scale").info), "F8_E4M3 [48, 2]");
+  EXPECT_EQ(describe(*mo->at(module + "weight_scale_2").info), "F32 []");
+  EXPECT_EQ(describe(*ct->at(module + "weight_packed").info), "U8 [48, 16]");
+  EXPECT_EQ(describe(*ct->at(module + "weight_scale").info), "F8_E4M3 [48, 2]");
+  EXPECT_EQ(describe(*ct->at(module + "weight_global_scale").info), "F32 [1]");
+  EXPECT_EQ(mo->find(module + "input_scale"), nullptr);
+  EXPECT_EQ(mo->files().front().metadata().at("format"), "pt");
+}
+
+TEST(QuantizeCheckpoint, FourOverSixAndSeparateScales) {
+  for (const Family family : {Family::kModelOpt, Family::kCompressedTensors}) {
+    const TempDir dir;
+    write_model(dir / "src", 1, Layout::kPerExpert, true);
+    QuantizeCheckpointOptions options;
+    options.format = family;
+    options.four_over_six = true;
+    options.gate_up_scale = GateUpScale::kSeparate;
+    quantize_checkpoint(dir / "src", dir / "out", options);
+    expect_quantized(dir / "src", dir / "out", family, GateUpScale::kSeparate, true);
+  }
+}
+
+TEST(QuantizeCheckpoint, ThreeLayoutsGiveTheSameTensors) {
+  const TempDir dir;
+  std::map<std::string, std::string> results[3];
+  const Layout layouts[3] = {Layout::kPerExpert, Layout::kFused, Layout::kW1W3W2};
+  for (int i = 0; i < 3; ++i) {
+    const fs::path source = dir / fmt::format("src{}", i), out = dir / fmt::format("out{}", i);
+    write_model(source, 2, layouts[i]);
+    const RewriteReport report = quantize_checkpoint(source, out, {});
+    EXPECT_EQ(report.quantized_linears, 2 * testing::kExperts * 3);
+    EXPECT_EQ(report.consumed_tensors, layouts[i] == Layout::kFused ? 4 : 2 * testing::kExperts * 3);
+    for (const auto& [original, content] : contents(out)) {
+      std::string name = original;
+      const auto rename = [&](const std::string& from, const std::string& to) {
+        if (const auto at = name.find(from); at != std::string::npos) name.replace(at, from.size(), to);
+      };
+      rename("block_sparse_moe", "mlp");
+      rename(".w1.", ".gate_proj.");
+      rename(".w3.", ".up_proj.");
+      rename(".w2.", ".down_proj.");
+      results[i][name] = content;
+    }
+  }
+  EXPECT_EQ(results[0].size(), 3 + 2 * 2 + 2 * testing::kExperts * 3 * 3u);
+  EXPECT_TRUE(results[0] == results[1]);
+  EXPECT_TRUE(results[0] == results[2]);
+}
+
+TEST(QuantizeCheckpoint, ShardsKeepTheirNamesAndTheIndexIsRewritten) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert, true);
+  const RewriteReport report = quantize_checkpoint(dir / "src", dir / "out", {});
+  const json index = read_json(dir / "out/model.safetensors.index.json");
+  EXPECT_EQ(index["metadata"]["total_size"], report.output_bytes);
+  EXPECT_EQ(index["weight_map"].size(), static_cast<std::size_t>(report.written_tensors));
+  const json source = read_json(dir / "src/model.safetensors.index.json");
+  for (const auto& [name, file] : source["weight_map"].items()) {
+    EXPECT_EQ(index["weight_map"][name], file) << name;
+  }
+  EXPECT_EQ(read_bytes(dir / "out/tokenizer.json"), read_bytes(dir / "src/tokenizer.json"));
+}
+
+TEST(QuantizeCheckpoint, LayersThatAreLeftOutStayAndAreExcluded) {
+  const TempDir dir;
+  write_model(dir / "src", 3, Layout::kPerExpert);
+  QuantizeCheckpointOptions options;
+  options.layers = {0, 2};
+  const RewriteReport report = quantize_checkpoint(dir / "src", dir / "out", options);
+  EXPECT_EQ(report.quantized_linears, 2 * testing::kExperts * 3);
+  const auto before = contents(dir / "src"), after = contents(dir / "out");
+  const std::string stays = "model.layers.1.mlp.experts.3.up_proj.weight";
+  EXPECT_EQ(after.at(stays), before.at(stays));
+  const json excluded = read_json(dir / "out/hf_quant_config.json")["quantization"]["exclude_modules"];
+  EXPECT_NE(std::find(excluded.begin(), excluded.end(), "model.layers.1.mlp.experts*"), excluded.end());
+  const ModelIndex model = index_model(Checkpoint::open(dir / "out"));
+  EXPECT_EQ(model.layers[1].experts[0][0]->encoding, Encoding::kDense);
+  EXPECT_EQ(model.layers[2].experts[0][0]->encoding, Encoding::kNvfp4);
+  options.layers = {7};
+  expect_error(ErrorCode::kNotFound, {"7"}, [&] { quantize_checkpoint(dir / "src", dir / "x", options); });
+}
+
+TEST(QuantizeCheckpoint, StaticInputScales) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  InputScales scales;
+  for (int e = 0; e < testing::kExperts; ++e) {
+    const float s = 0.01f * static_cast<float>(e + 1);
+    scales.layers[0].push_back({1, {2688.0f * s, s}, {2688.0f * s / 3.0f, s / 3.0f}});
+  }
+  write_input_scales(dir / "scales.json", scales);
+  QuantizeCheckpointOptions options;
+  options.activations = ActivationScales::kStatic;
+  expect_error(ErrorCode::kInvalidArgument, {"input scales"},
+               [&] { quantize_checkpoint(dir / "src", dir / "x", options); });
+  options.scales = dir / "scales.json";
+  for (const Family family : {Family::kModelOpt, Family::kCompressedTensors}) {
+    options.format = family;
+    const fs::path out = dir / to_string(family);
+    quantize_checkpoint(dir / "src", out, options);
+    const ModelIndex model = index_model(Checkpoint::open(out));
+    for (std::size_t e = 0; e < testing::kExperts; ++e) {
+      const auto& experts = model.layers[0].experts[e];
+      for (std::size_t p = 0; p < 3; ++p) {
+        const float expected = p == 2 ? scales.layers[0][e].h.scale : scales.layers[0][e].x.scale;
+        const float read = read_input_scale(*experts[p]);
+        // compressed-tensors keeps the reciprocal: two roundings.
+        EXPECT_LE(std::abs(read - expected), family == Family::kModelOpt ? 0.0f : expected * 0x1p-23f);
+      }
+    }
+  }
+  scales.layers[0].pop_back();
+  write_input_scales(dir / "scales.json", scales);
+  expect_error(ErrorCode::kInvalidArgument, {"layer 0", "expert 11"},
+               [&] { quantize_checkpoint(dir / "src", dir / "x", options); });
+  EXPECT_FALSE(fs::exists(dir / "x"));
+  EXPECT_FALSE(fs::exists(dir / "x.partial"));
+}
+
+TEST(QuantizeCheckpoint, DynamicActivationsAreSaidInTheConfig) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  QuantizeCheckpointOptions options;
+  options.activations = ActivationScales::kDynamic;
+  for (const Family family : {Family::kModelOpt, Family::kCompressedTensors}) {
+    options.format = family;
+    const fs::path out = dir / to_string(family);
+    quantize_checkpoint(dir / "src", out, options);
+    const json config = read_json(out / "config.json")["quantization_config"];
+    EXPECT_EQ(config["config_groups"]["group_0"]["input_activations"]["dynamic"], true);
+    EXPECT_EQ(read_input_scale(*index_model(Checkpoint::open(out)).layers[0].experts[0][0]), 0.0f);
+  }
+}
+
+TEST(QuantizeCheckpoint, KilledHalfWayItContinuesToTheSameBytes) {
+  const TempDir dir;
+  write_model(dir / "src", 2, Layout::kPerExpert, true);
+  quantize_checkpoint(dir / "src", dir / "whole", {});
+  // In the first shard, which is too small to have reached the disk, and in the second.
+  for (const int calls : {9, 60}) {
+    const fs::path out = dir / fmt::format("out{}", calls);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      set_num_threads(1);  // the parent's threads did not survive the fork
+      int seen = 0;
+      quantize_checkpoint(dir / "src", out, {}, [&](const Progress&) {
+        if (++seen == calls) raise(SIGKILL);
+      });
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the child ran to its end";
+    EXPECT_FALSE(fs::exists(out));
+    const RewriteReport report = quantize_checkpoint(dir / "src", out, {});
+    EXPECT_EQ(report.resumed_tensors > 0, calls == 60);
+    EXPECT_TRUE(files_of(out) == files_of(dir / "whole"));
+    EXPECT_FALSE(fs::exists(out.string() + ".partial"));
+  }
+}
+
+TEST(QuantizeCheckpoint, StoppedWithinAShardItContinuesBehindTheLastTensor) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  quantize_checkpoint(dir / "src", dir / "whole", {});
+  int seen = 0;
+  const auto stop = [&](const Progress&) {
+    if (++seen == 20) throw std::runtime_error("stopped");
+  };
+  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop), std::runtime_error);
+  EXPECT_FALSE(fs::exists(dir / "out"));
+  // The file has 5 plain tensors and then matrices of 3 tensors each.
+  EXPECT_EQ(quantize_checkpoint(dir / "src", dir / "out", {}).resumed_tensors, 5 + 3 * 15);
+  EXPECT_TRUE(files_of(dir / "out") == files_of(dir / "whole"));
+}
+
+TEST(QuantizeCheckpoint, AnotherRecipeStartsAnew) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  const auto stop = [](const Progress& p) {
+    if (2 * p.done_bytes > p.total_bytes) throw std::runtime_error("stopped");
+  };
+  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop), std::runtime_error);
+  QuantizeCheckpointOptions options;
+  options.four_over_six = true;
+  EXPECT_EQ(quantize_checkpoint(dir / "src", dir / "out", options).resumed_tensors, 0);
+  expect_quantized(dir / "src", dir / "out", Family::kModelOpt, GateUpScale::kShared, true);
+}
+
+TEST(QuantizeCheckpoint, DestinationsThatAreInTheWay) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  quantize_checkpoint(dir / "src", dir / "out", {});
+  const auto first = files_of(dir / "out");
+  expect_error(ErrorCode::kInvalidArgument, {"out exists already"},
+               [&] { quantize_checkpoint(dir / "src", dir / "out", {}); });
+  QuantizeCheckpointOptions options;
+  options.overwrite = true;
+  options.format = Family::kCompressedTensors;
+  const auto stop = [](const Progress&) { throw std::runtime_error("stopped"); };
+  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", options, stop), std::runtime_error);
+  EXPECT_TRUE(files_of(dir / "out") == first);
+  quantize_checkpoint(dir / "src", dir / "out", options);
+  EXPECT_FALSE(files_of(dir / "out") == first);
+  EXPECT_FALSE(fs::exists(dir / "out/hf_quant_config.json"));
+  expect_error(ErrorCode::kInvalidArgument, {"the source itself"},
+               [&] { quantize_checkpoint(dir / "src", dir / "src", options); });
+  expect_error(ErrorCode::kInvalidArgument, {"must be one"},
+               [&] { quantize_checkpoint(dir / "src", dir / "x.safetensors", {}); });
+}
+
+TEST(QuantizeCheckpoint, ASingleFileBecomesAFileOrADirectory) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  const fs::path source = dir / "src/model.safetensors";
+  quantize_checkpoint(source, dir / "out.safetensors", {});
+  quantize_checkpoint(source, dir / "out", {});
+  EXPECT_TRUE(contents(dir / "out.safetensors") == contents(dir / "out"));
+  EXPECT_TRUE(fs::exists(dir / "out/hf_quant_config.json"));
+  EXPECT_FALSE(fs::exists(dir / "out/tokenizer.json"));
+  expect_error(ErrorCode::kInvalidArgument, {"exists already"},
+               [&] { quantize_checkpoint(source, dir / "out.safetensors", {}); });
+  expect_quantized(source, dir / "out.safetensors", Family::kModelOpt, GateUpScale::kShared, false);
+}
+
+TEST(QuantizeCheckpoint, WhatIsNvfp4AlreadyIsRefused) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  quantize_checkpoint(dir / "src", dir / "out", {});
+  expect_error(ErrorCode::kInvalidArgument, {"layer 0", "NVFP4 already", "convert"},
+               [&] { quantize_checkpoint(dir / "out", dir / "again", {}); });
+}
+
+TEST(QuantizeCheckpoint, ANanInTheWeightsIsNamedAndNothingIsLeftWhole) {
+  const TempDir dir;
+  auto tensors = testing::plain_tensors(1, Layout::kPerExpert);
+  for (auto& t : testing::expert_tensors(0, Layout::kPerExpert)) {
+    if (t.name.find("experts.7.up_proj") != std::string::npos) t.bytes[41] = '\x7f', t.bytes[40] = '\xc0';
+    tensors.push_back(t);
+  }
+  testing::write_safetensors(dir / "src.safetensors", tensors);
+  expect_error(ErrorCode::kInvalidFile, {"experts.7.up_proj", "1 blocks"},
+               [&] { quantize_checkpoint(dir / "src.safetensors", dir / "out", {}); });
+  EXPECT_FALSE(fs::exists(dir / "out"));
+}
+
+TEST(QuantizeCheckpoint, ADeadExpertGetsFiniteScales) {
+  const TempDir dir;
+  auto tensors = testing::plain_tensors(1, Layout::kPerExpert);
+  for (auto& t : testing::expert_tensors(0, Layout::kPerExpert)) {
+    if (t.name.find("experts.1.") != std::string::npos) std::fill(t.bytes.begin(), t.bytes.end(), '\0');
+    // Of expert 2 only the gate is zero: the scale it shares is that of up.
+    if (t.name.find("experts.2.gate") != std::string::npos) std::fill(t.bytes.begin(), t.bytes.end(), '\0');
+    tensors.push_back(t);
+  }
+  testing::write_safetensors(dir / "src.safetensors", tensors);
+  for (const Family family : {Family::kModelOpt, Family::kCompressedTensors}) {
+    QuantizeCheckpointOptions options;
+    options.format = family;
+    const fs::path out = dir / fmt::format("{}.safetensors", to_string(family));
+    quantize_checkpoint(dir / "src.safetensors", out, options);
+    expect_quantized(dir / "src.safetensors", out, family, GateUpScale::kShared, false);
+    const ModelIndex model = index_model(Checkpoint::open(out));
+    EXPECT_EQ(read_nvfp4(*model.layers[0].experts[1][2]).tensor_scale, 1.0f);
+    for (const float v : decoded(*model.layers[0].experts[1][0])) ASSERT_EQ(v, 0.0f);
+  }
+}
+
+TEST(QuantizeCheckpoint, Layers) {
+  EXPECT_EQ(parse_layers("3"), (std::vector<int>{3}));
+  EXPECT_EQ(parse_layers("4,0,3-5"), (std::vector<int>{0, 3, 4, 5}));
+  for (const char* text :
+       {"", ",", "1,", "-1", "3-1", "a", "1-", "1 ", "1-2-3", "99999999999", "0-9999999"}) {
+    expect_error(ErrorCode::kInvalidArgument, {"0,3-5"}, [&] { parse_layers(text); });
+  }
+}
+
+}  // namespace
+}  // namespace megamoe

@@ -1,0 +1,85 @@
+#include "engine/staged_output.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "checkpoint/test_files.h"
+
+namespace megamoe {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::expect_error;
+using testing::read_bytes;
+using testing::TempDir;
+using testing::write_bytes;
+
+TEST(StagedOutput, AppearsWholeAndLeavesNothingElse) {
+  const TempDir dir;
+  {
+    StagedOutput output(dir / "dst/", false, "recipe");
+    write_bytes(output.directory() / "a", "1");
+    EXPECT_FALSE(fs::exists(dir / "dst"));
+    output.commit();
+  }
+  EXPECT_EQ(read_bytes(dir / "dst/a"), "1");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "dst"), {}), 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
+}
+
+TEST(StagedOutput, ContinuesTheSameRecipeOnly) {
+  const TempDir dir;
+  { write_bytes(StagedOutput(dir / "dst", false, "one").directory() / "a", "1"); }
+  { EXPECT_TRUE(fs::exists(StagedOutput(dir / "dst", false, "one").directory() / "a")); }
+  { EXPECT_FALSE(fs::exists(StagedOutput(dir / "dst", false, "two").directory() / "a")); }
+  EXPECT_FALSE(fs::exists(dir / "dst"));
+}
+
+TEST(StagedOutput, ReplacesOnlyWhenAskedAndComplete) {
+  const TempDir dir;
+  fs::create_directory(dir / "dst");
+  write_bytes(dir / "dst/old.safetensors", "old");
+  expect_error(ErrorCode::kInvalidArgument, {"exists already"},
+               [&] { StagedOutput(dir / "dst", false, "r"); });
+  {
+    StagedOutput output(dir / "dst", true, "r");
+    write_bytes(output.directory() / "new", "new");
+    EXPECT_EQ(read_bytes(dir / "dst/old.safetensors"), "old");
+    output.commit();
+  }
+  EXPECT_EQ(read_bytes(dir / "dst/new"), "new");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "dst"), {}), 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
+}
+
+TEST(StagedOutput, DoesNotDeleteWhatIsNoCheckpoint) {
+  const TempDir dir;
+  fs::create_directory(dir / "home");
+  write_bytes(dir / "home/letter.txt", "dear");
+  expect_error(ErrorCode::kInvalidArgument, {"no .safetensors file"},
+               [&] { StagedOutput(dir / "home", true, "r"); });
+  write_bytes(dir / "file", "x");
+  expect_error(ErrorCode::kInvalidArgument, {"not a directory"},
+               [&] { StagedOutput(dir / "file", true, "r"); });
+  fs::create_directory(dir / "dst.partial");
+  write_bytes(dir / "dst.partial/mine", "x");
+  expect_error(ErrorCode::kInvalidArgument, {"in the way"}, [&] { StagedOutput(dir / "dst", false, "r"); });
+  EXPECT_TRUE(fs::exists(dir / "home/letter.txt"));
+  EXPECT_TRUE(fs::exists(dir / "dst.partial/mine"));
+}
+
+TEST(StagedOutput, IsBuiltByOneRunAtATime) {
+  const TempDir dir;
+  const StagedOutput first(dir / "dst", false, "r");
+  expect_error(ErrorCode::kInvalidArgument, {"another run"}, [&] { StagedOutput(dir / "dst", false, "r"); });
+}
+
+TEST(StagedOutput, SaysWhatTheSystemRefused) {
+  const TempDir dir;
+  write_bytes(dir / "file", "x");
+  expect_error(ErrorCode::kIo, {"file/dst.partial"}, [&] { StagedOutput(dir / "file/dst", false, "r"); });
+}
+
+}  // namespace
+}  // namespace megamoe
