@@ -94,7 +94,7 @@ void expect_quantized(const fs::path& source, const fs::path& destination, Famil
         ASSERT_EQ(m.encoding, Encoding::kNvfp4);
         QuantizeOptions options;
         options.mode = QuantizeOptions::TensorScale::kGiven;
-        options.tensor_scale = amax[p] / range;
+        options.tensor_scale = amax[p] == 0.0f ? 1.0f : amax[p] / range;
         options.four_over_six = four_over_six;
         if (family == Family::kCompressedTensors) options.tensor_scale = 1.0f / (1.0f / options.tensor_scale);
         const Nvfp4Tensor expected =
@@ -279,6 +279,70 @@ TEST(QuantizeCheckpoint, StaticInputScales) {
                [&] { quantize_checkpoint(dir / "src", dir / "x", options); });
   EXPECT_FALSE(fs::exists(dir / "x"));
   EXPECT_FALSE(fs::exists(dir / "x.partial"));
+}
+
+// DeepSeek-V3's layout: experts and attention in FP8 under one scale for 128x128, here for the whole matrix.
+void write_fp8_model(const fs::path& directory, bool fp8_attention) {
+  std::vector<testing::TestTensor> tensors;
+  const auto add = [&](const testing::TestTensor& dense) {
+    std::vector<std::uint8_t> codes(dense.bytes.size() / 2);
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+      std::uint16_t bits;
+      std::memcpy(&bits, dense.bytes.data() + 2 * i, 2);
+      codes[i] = encode_e4m3(to_float(bf16{bits}) * 64.0f);
+    }
+    tensors.push_back(testing::tensor(dense.name, DType::kE4M3, dense.shape, codes));
+    tensors.push_back(
+        testing::tensor(dense.name + "_scale_inv", DType::kF32, {1, 1}, std::vector<float>{1.0f / 64.0f}));
+  };
+  for (const auto& t : testing::plain_tensors(1, Layout::kPerExpert)) {
+    if (fp8_attention && t.name.find("q_proj") != std::string::npos) {
+      add(t);
+    } else {
+      tensors.push_back(t);
+    }
+  }
+  for (const auto& t : testing::expert_tensors(0, Layout::kPerExpert)) add(t);
+  fs::create_directory(directory);
+  testing::write_safetensors(directory / "model.safetensors", tensors);
+  json config = testing::model_config_json(1, Layout::kPerExpert);
+  config["quantization_config"] = {{"quant_method", "fp8"},
+                                   {"fmt", "e4m3"},
+                                   {"activation_scheme", "dynamic"},
+                                   {"weight_block_size", {128, 128}}};
+  testing::write_bytes(directory / "config.json", config.dump());
+}
+
+TEST(QuantizeCheckpoint, Fp8Experts) {
+  for (const bool fp8_attention : {false, true}) {
+    const TempDir dir;
+    write_fp8_model(dir / "src", fp8_attention);
+    const RewriteReport report = quantize_checkpoint(dir / "src", dir / "out", {});
+    EXPECT_EQ(report.consumed_tensors, 2 * 3 * testing::kExperts);
+    const ModelIndex before = index_model(Checkpoint::open(dir / "src"));
+    const ModelIndex after = index_model(Checkpoint::open(dir / "out"));
+    for (std::size_t e = 0; e < testing::kExperts; ++e) {
+      const ExpertMatrix& m = *after.layers[0].experts[e][2];
+      const std::vector<float> source = read_f32(*before.layers[0].experts[e][2]);
+      EXPECT_EQ(decoded(m), dequantize(quantize(MatrixView<const float>(source.data(), m.rows, m.cols))));
+    }
+    const json config = read_json(dir / "out/config.json")["quantization_config"];
+    const json hf = read_json(dir / "out/hf_quant_config.json")["quantization"];
+    EXPECT_EQ(config["quant_method"], fp8_attention ? "fp8" : "modelopt");
+    EXPECT_EQ(config["quant_algo"], fp8_attention ? "MIXED_PRECISION" : "W4A16_NVFP4");
+    EXPECT_EQ(hf["quant_algo"], config["quant_algo"]);
+    EXPECT_EQ(hf.contains("quantized_layers"), fp8_attention);
+    QuantizeCheckpointOptions options;
+    options.format = Family::kCompressedTensors;
+    if (fp8_attention) {
+      expect_error(ErrorCode::kUnsupported, {"q_proj", "compressed-tensors", "modelopt can"},
+                   [&] { quantize_checkpoint(dir / "src", dir / "ct", options); });
+      EXPECT_FALSE(fs::exists(dir / "ct.partial"));
+    } else {
+      quantize_checkpoint(dir / "src", dir / "ct", options);
+      EXPECT_EQ(index_model(Checkpoint::open(dir / "ct")).layers[0].num_experts, testing::kExperts);
+    }
+  }
 }
 
 TEST(QuantizeCheckpoint, DynamicActivationsAreSaidInTheConfig) {
