@@ -1,4 +1,4 @@
-// quant_config_writer.h: what config.json and hf_quant_config.json say about a checkpoint that was made NVFP4.
+// quant_config_writer.h: what config.json and hf_quant_config.json say about a checkpoint made NVFP4.
 #pragma once
 
 #include <nlohmann/json.hpp>
