@@ -28,7 +28,7 @@ void store_values(V16b doubled, const V4f* scales, float* w) {
   const WideF first = widen_to_float(wide.lo), second = widen_to_float(wide.hi);
   const V4f values[4] = {first.lo * scales[0], first.hi * scales[1], second.lo * scales[2],
                          second.hi * scales[3]};
-  for (int i = 0; i < 4; ++i) store(w + 4 * i, kFold ? round_to_e4m3(values[i]) : values[i]);
+  for (std::int64_t i = 0; i < 4; ++i) store(w + 4 * i, kFold ? round_to_e4m3(values[i]) : values[i]);
 }
 
 template <bool kFold>
@@ -39,7 +39,7 @@ void decode_nvfp4(const std::uint8_t* packed, std::int64_t blocks, float* w) {
       row_scales[r] = kE4M3Values[packed[r]] * (kFold ? 0.5f * kFp8FoldShift : 0.5f);
     }
     V4f scales[4];
-    for (int i = 0; i < 4; ++i) scales[i] = load<V4f>(row_scales + 4 * i);
+    for (std::int64_t i = 0; i < 4; ++i) scales[i] = load<V4f>(row_scales + 4 * i);
     for (std::int64_t q = 0; q < kNvfp4Block / 2; ++q, w += 2 * kPanel) {
       const DoubledCodes codes = doubled_codes(load<V16u>(packed + kPanel + q * kPanel));
       store_values<kFold>(codes.low, scales, w);
@@ -88,7 +88,7 @@ struct F32Kernel {
     for (std::int64_t k = 0; k < count; ++k, w += kPanel) {
       for (int i = 0; i < N; ++i) {
         const V4f value = splat(x.x[i][k]);
-        for (int j = 0; j < 4; ++j) acc[i][j] += load<V4f>(w + 4 * j) * value;
+        for (std::int64_t j = 0; j < 4; ++j) acc[i][j] += load<V4f>(w + 4 * j) * value;
       }
     }
     for (int i = 0; i < N; ++i) {

@@ -58,7 +58,7 @@ std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows
     std::int64_t saturated = 0;
     for (std::int64_t b = 0; b < blocks; ++b) {
       // A block of h is the up columns of two groups: 8 of gate, 8 of up, 8 of gate, 8 of up.
-      const bf16* groups = x.values + r * x.row_stride + b * (2 * kNvfp4Block);
+      const bf16* groups = x.values + r * x.row_stride + 2 * b * kNvfp4Block;
       bf16 up[kNvfp4Block];
       std::copy_n(groups + 8, 8, up);
       std::copy_n(groups + 24, 8, up + 8);
