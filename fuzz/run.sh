@@ -9,6 +9,6 @@ for name in safetensors config; do
   mkdir -p "build/fuzz/corpus/$name" build/fuzz/findings
   # A limit on memory and on the time of one input: hostile files may cost neither.
   "build/fuzz/fuzz/fuzz_$name" -max_total_time="$seconds" -max_len=8192 -rss_limit_mb=1024 -timeout=5 \
-    -dict="fuzz/$name.dict" -artifact_prefix="build/fuzz/findings/$name-" -print_final_stats=1 -verbosity=0 \
+    -dict="fuzz/$name.dict" -artifact_prefix="build/fuzz/findings/$name-" -print_final_stats=1 -print_funcs=0 -verbosity=0 \
     "build/fuzz/corpus/$name" "fuzz/corpus/$name"
 done
