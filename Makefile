@@ -1,27 +1,28 @@
 # make demo   builds MegaMoE and runs the shipped model's expert layers in NVFP4
-# make test   builds everything with tests and runs them
-# Both install what they need (Debian or Ubuntu), need no GPU, and say what they do.
+# make test   builds the tests and runs them
+# Both install what they need (Debian or Ubuntu), need no GPU, say what they do, and share one build in build/cpu.
 
 JOBS ?= $(shell nproc)
 
-.PHONY: demo test check clean
+.PHONY: demo test check clean configure
 
-demo:
-	@tools/install_dependencies.sh
+demo: configure
 	@echo "== Building the library and the command-line tool"
-	@cmake --preset cpu 
-	@cmake --build --preset cpu -j $(JOBS)
+	@cmake --build --preset cpu -j $(JOBS) --target megamoe_cli
 	@examples/demo.sh build/cpu/cli/megamoe
 
-test:
-	@tools/install_dependencies.sh --test
-	@echo "== Building with tests, warnings are errors"
-	@cmake --preset dev
-	@cmake --build --preset dev -j $(JOBS)
+test: configure
+	@echo "== Building the library, the tool and the tests"
+	@cmake --build --preset cpu -j $(JOBS)
 	@echo "== Running the tests"
-	@ctest --preset dev -j $(JOBS)
+	@ctest --preset cpu -j $(JOBS)
 
-# What CI checks beside the tests: include order, formatting, linter.
+configure:
+	@tools/install_dependencies.sh
+	@echo "== Configuring build/cpu"
+	@cmake --preset cpu >/dev/null
+
+# What CI checks beside the tests: include order, formatting, links, linter.
 check:
 	@tools/install_dependencies.sh --dev
 	@tools/check.sh

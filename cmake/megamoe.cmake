@@ -3,7 +3,7 @@
 function(megamoe_defaults target)
   # The numbers are defined by separate FP32 roundings: no contraction into fused multiply-adds.
   target_compile_options(${target} PRIVATE -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
-  if(MEGAMOE_DEVELOPER)
+  if(MEGAMOE_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
   if(MEGAMOE_SANITIZE)
@@ -19,7 +19,7 @@ endfunction()
 
 # megamoe_test(name file...): one test program of these files.
 function(megamoe_test name)
-  if(NOT MEGAMOE_DEVELOPER)
+  if(NOT MEGAMOE_TESTS)
     return()
   endif()
   add_executable(${name} ${ARGN})

@@ -32,9 +32,9 @@ say "W4A16: NVFP4 weights, BF16 activations"
 run "$out/nvfp4" --format bf16
 say "W4A8: NVFP4 weights, FP8 activations"
 run "$out/nvfp4" --format fp8
-say "W4A4: NVFP4 weights and activations, h quantised inside the first GEMM's pass"
+say "W4A4: NVFP4 weights and activations, tensor scales from the data"
 run "$out/nvfp4" --format nvfp4 --x-scale tensor --h-scale tensor
-say "W4A4 with static scales from calibration"
+say "W4A4 with static scales from calibration: h becomes FP4 inside the first GEMM"
 "$megamoe" calibrate "$model" --activations "$recorded" -o "$out/scales.json" >/dev/null
 "$megamoe" quantize "$model" "$out/static" --activations static --scales "$out/scales.json" >/dev/null
 run "$out/static" --format nvfp4

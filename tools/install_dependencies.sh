@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
 # Installs the Debian/Ubuntu packages the build needs, if any is missing.
-#   tools/install_dependencies.sh          what a user needs
-#   tools/install_dependencies.sh --dev    and what tests, sanitizers, fuzzing and checks need
+#   tools/install_dependencies.sh          to build, run and test
+#   tools/install_dependencies.sh --dev    and for sanitizers, fuzzing and the linter
 set -euo pipefail
 
-packages=(g++ cmake ninja-build make libfmt-dev nlohmann-json3-dev libcli11-dev)
-test_packages=(libgtest-dev)
-dev_packages=(clang clang-format clang-tidy libomp-dev libclang-rt-dev libbenchmark-dev python3)
+packages=(g++ cmake ninja-build make libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev)
+dev_packages=(clang clang-format clang-tidy libomp-dev libclang-rt-dev python3)
 case "${1:-}" in
   "") ;;
-  --test) packages+=("${test_packages[@]}") ;;
-  --dev) packages+=("${test_packages[@]}" "${dev_packages[@]}") ;;
-  *) echo "usage: $0 [--test|--dev]" >&2; exit 2 ;;
+  --dev) packages+=("${dev_packages[@]}") ;;
+  *) echo "usage: $0 [--dev]" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then
