@@ -60,6 +60,15 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
+void release_pages(std::span<const std::byte> mapped) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<std::uintptr_t>(mapped.data());
+  const auto begin = (first + page - 1) / page * page, end = (first + mapped.size()) / page * page;
+  // Only advice: whether it is taken changes no result.
+  if (begin < end)
+    ::madvise(const_cast<std::byte*>(mapped.data()) + (begin - first), end - begin, MADV_DONTNEED);
+}
+
 std::string read_text_file(const fs::path& path, std::int64_t max_bytes) {
   const OpenFile file = open_regular(path);
   if (file.bytes > max_bytes) {

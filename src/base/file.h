@@ -43,6 +43,10 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+// Takes the memory behind the whole pages of a mapping from this process; the next access brings it back. For
+// those who go through files larger than the memory.
+void release_pages(std::span<const std::byte> mapped);
+
 // Reads a regular file of at most `max_bytes`. Throws kNotFound, kInvalidArgument, kIo or kInvalidFile.
 std::string read_text_file(const std::filesystem::path& path, std::int64_t max_bytes = 64LL << 20);
 

@@ -118,6 +118,16 @@ class Reporter {
   std::int64_t total_ = 0;
 };
 
+// A source larger than the memory must not fill it.
+void release_source(const Job& job) {
+  if (job.carried != nullptr) return release_pages(job.carried->bytes());
+  for (const ExpertMatrix* m : {job.linear->matrix, job.linear->scale_partner}) {
+    if (m == nullptr) continue;
+    release_pages(m->weight->bytes());
+    if (m->block_scale != nullptr) release_pages(m->block_scale->bytes());
+  }
+}
+
 // Writes what of `job` is not there yet; `skip` of its tensors are.
 void run_job(const Job& job, const LinearFormat& format, std::int64_t skip, SafetensorsWriter& writer,
              RewriteReport& report) {
@@ -143,6 +153,7 @@ void write_shard(const Shard& shard, const fs::path& path, const LinearFormat& f
     const std::int64_t skip = std::min(there, outputs);
     there -= skip;
     if (skip < outputs) run_job(job, format, skip, writer, report);
+    release_source(job);
     reporter.done(job.source_bytes, job.outputs.front().name);
   }
   writer.finish();

@@ -65,21 +65,16 @@ void clear_except_recipe(const fs::path& directory) {
   check(error, "list", directory);
 }
 
-void write_recipe(int file, const std::string& recipe, const fs::path& path) {
-  if (ftruncate(file, 0) != 0) fail_errno("write", path);
-  for (std::size_t done = 0; done < recipe.size();) {
-    const ssize_t n = pwrite(file, recipe.data() + done, recipe.size() - done, static_cast<off_t>(done));
-    if (n < 0) fail_errno("write", path);
-    done += static_cast<std::size_t>(n);
-  }
+void write_recipe(const FileDescriptor& file, const std::string& recipe, const fs::path& path) {
+  if (ftruncate(file.get(), 0) != 0) fail_errno("write", path);
+  write_at(file, path, std::as_bytes(std::span(recipe)), 0);
 }
 
 // Opens (makes, if `create`) and locks the recipe file.
-int lock_recipe(const fs::path& path, bool create) {
-  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0644);
-  if (file < 0) fail_errno("open", path);
-  if (flock(file, LOCK_EX | LOCK_NB) != 0) {
-    close(file);
+FileDescriptor lock_recipe(const fs::path& path, bool create) {
+  FileDescriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0644));
+  if (file.get() < 0) fail_errno("open", path);
+  if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     fail(ErrorCode::kInvalidArgument, "{} is being written by another run", path.parent_path().string());
   }
   return file;
@@ -116,17 +111,13 @@ StagedOutput::StagedOutput(const fs::path& destination, bool overwrite, const st
   }
 }
 
-StagedOutput::~StagedOutput() {
-  if (lock_ >= 0) close(lock_);
-}
-
 void StagedOutput::commit() {
   std::error_code error;
   // What the renames leave under the staging name still counts as left by a run, so a kill here harms
   // nothing.
   bool replaced = false;
   if (is_there(destination_)) {
-    close(lock_recipe(destination_ / kRecipeName, true));
+    lock_recipe(destination_ / kRecipeName, true);
     replaced = renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, destination_.c_str(), RENAME_EXCHANGE) == 0;
     if (!replaced) {  // a file system without exchange: two steps
       fs::remove_all(destination_, error);
@@ -135,6 +126,7 @@ void StagedOutput::commit() {
   }
   if (!replaced) fs::rename(staging_, destination_, error);
   check(error, "rename", staging_);
+  sync_directory_of(destination_);
   if (replaced) fs::remove_all(staging_, error);
   check(error, "remove", staging_);
   fs::remove(destination_ / kRecipeName, error);

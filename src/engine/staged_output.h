@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <string>
 
+#include "base/file.h"
+
 namespace megamoe {
 
 class StagedOutput {
@@ -14,18 +16,16 @@ class StagedOutput {
   // Throws kInvalidArgument where `destination` exists and `overwrite` is false, where it is no checkpoint
   // that may be replaced, or where another run is building it at this moment.
   StagedOutput(const std::filesystem::path& destination, bool overwrite, const std::string& recipe);
-  ~StagedOutput();  // without commit(): leaves everything for the next run
-  StagedOutput(const StagedOutput&) = delete;
-  StagedOutput& operator=(const StagedOutput&) = delete;
 
   const std::filesystem::path& directory() const { return staging_; }  // where the files are made
-  // Moves the directory to its destination, in place of what was there.
+  // Moves the directory to its destination, in place of what was there. Without it everything stays for the
+  // next run.
   void commit();
 
  private:
   std::filesystem::path destination_;
   std::filesystem::path staging_;
-  int lock_ = -1;  // the open recipe file, locked
+  FileDescriptor lock_;  // the open recipe file, locked
 };
 
 }  // namespace megamoe
