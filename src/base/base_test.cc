@@ -113,6 +113,19 @@ TEST_F(Parallel, RethrowsWhatABodyThrows) {
   }
 }
 
+TEST_F(Parallel, OfSeveralExceptionsTheFirstInOrderIsRethrown) {
+  for (int run = 0; run < 50; ++run) {
+    try {
+      parallel_for(64, 1, [](std::int64_t begin, std::int64_t) {
+        if (begin >= 3) throw std::runtime_error(std::to_string(begin));
+      });
+      FAIL();
+    } catch (const std::runtime_error& error) {
+      ASSERT_STREQ(error.what(), "3");
+    }
+  }
+}
+
 TEST_F(Parallel, ThreadCounts) {
   EXPECT_GE(available_cores(), 1);
   EXPECT_EQ(num_threads(), available_cores());

@@ -70,13 +70,17 @@ void parallel_for(std::int64_t count, std::int64_t grain,
     return;
   }
   std::exception_ptr first_error;
+  std::int64_t first_piece = pieces;  // that failed: one thread alone would have met it first
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
     try {
       body(piece * grain, std::min(count, (piece + 1) * grain));
     } catch (...) {
 #pragma omp critical(megamoe_parallel_error)
-      if (!first_error) first_error = std::current_exception();
+      if (piece < first_piece) {
+        first_piece = piece;
+        first_error = std::current_exception();
+      }
     }
   }
   if (first_error) std::rethrow_exception(first_error);

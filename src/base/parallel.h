@@ -15,7 +15,8 @@ void set_num_threads(int count);
 int num_threads();
 
 // Runs body(begin, end) over pieces of [0, count) on the threads; `grain` is the least worth a piece.
-// Each index is visited once. The first exception a body throws is rethrown here.
+// Each index is visited once. Of the exceptions that bodies throw the one of the lowest piece is rethrown
+// here.
 void parallel_for(std::int64_t count, std::int64_t grain,
                   const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
