@@ -107,10 +107,10 @@ std::vector<MatrixReading> fp4_readings(const MatrixParts& parts, const TensorRe
   }
   const Encoding encoding = nvfp4 ? Encoding::kNvfp4 : Encoding::kMxfp4;
   const bool blocks = parts[TensorPart::kBlocks] != nullptr;
+  const Shape2 s = split_shape(weight, all_experts, blocks ? 1 : 0);
   if (blocks && weight.info->shape.back() != 16) {
     fail(ErrorCode::kInvalidFile, "{}: expected blocks of 16 bytes", named(weight));
   }
-  const Shape2 s = split_shape(weight, all_experts, blocks ? 1 : 0);
   const std::int64_t per_unit = blocks ? 32 : weight.info->dtype == DType::kF4 ? 1 : 2;
   const std::int64_t per_scale = nvfp4 ? 16 : 32;
   std::vector<MatrixReading> out;

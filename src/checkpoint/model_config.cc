@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "checkpoint/json_fields.h"
 #include "checkpoint/quant_config.h"
+#include "checkpoint/tensor_names.h"
 
 namespace megamoe {
 namespace {
@@ -57,7 +58,8 @@ void read_sizes(const JsonFields& fields, ModelConfig& out) {
   out.num_experts = size({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"});
   // Models whose layers are all expert layers size their experts by the general key.
   if (out.intermediate == 0 && out.num_experts != 0) out.intermediate = size({"intermediate_size"});
-  out.num_layers = size({"num_hidden_layers", "n_layers"});
+  // As far as layer numbers go in names: sums of the two fit.
+  out.num_layers = fields.integer({"num_hidden_layers", "n_layers"}, 0, kMaxLayers).value_or(0);
   out.num_shared_experts = size({"n_shared_experts", "num_shared_experts"});
   out.num_hash_layers = size({"num_hash_layers", "n_hash_layers"});
   out.top_k = static_cast<int>(size({"num_experts_per_tok", "num_experts_per_token", "experts_per_token",

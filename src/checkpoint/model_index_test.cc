@@ -526,6 +526,13 @@ TEST(ModelIndexRefuses, ShapesAndTypesThatDoNotFit) {
   m = plain_model(kSmall);
   m.tensors.push_back(tensor(kExpert2 + "up_proj.weight_scale", DType::kF32, {}, std::vector<float>{1}));
   expect_refused(m, {"experts.2.up_proj.weight ", "unquantised", "experts.2.up_proj.weight_scale"});
+  m = TestModel();
+  for (const char* name : {"gate_up_proj", "down_proj"}) {
+    const std::string prefix = std::string("model.layers.0.mlp.experts.") + name;
+    m.tensors.push_back(tensor(prefix + "_blocks", DType::kU8, {}, std::vector<std::uint8_t>{0}));
+    m.tensors.push_back(tensor(prefix + "_scales", DType::kU8, {}, std::vector<std::uint8_t>{0}));
+  }
+  expect_refused(m, {"_blocks", "4 dimensions"});
 }
 
 TEST(ModelIndexRefuses, SizesAgainstTheConfig) {
@@ -539,6 +546,10 @@ TEST(ModelIndexRefuses, SizesAgainstTheConfig) {
     fused.config[key] = value;
     expect_refused(fused, {"model.layers.0.mlp.experts.", "config.json"});
   }
+  // Prediction layers are numbered on behind the others: the sum must fit.
+  TestModel m = plain_model(kSmall, "mtp.1.mlp");
+  m.config["num_hidden_layers"] = 2147483647;
+  expect_refused(m, {"num_hidden_layers", "2147483647"});
 }
 
 TEST(ModelIndexRefuses, LabelsThatAreWrong) {

@@ -173,7 +173,7 @@ LayerNumber parse_layer_number(std::string_view prefix) {
     out.mtp = out.mtp || component == "mtp";
     const bool layers = previous == "layers" || previous == "block";
     if (layers || (previous == "mtp" && !from_layers)) {
-      if (const auto number = parse_number(component, 1 << 20)) {
+      if (const auto number = parse_number(component, kMaxLayers)) {
         out.number = static_cast<int>(*number);
         from_layers = layers;
       }

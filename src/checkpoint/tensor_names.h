@@ -43,6 +43,7 @@ enum class NamedProjection { kGate, kUp, kDown, kGateUp };
 inline constexpr std::size_t kNumNamedProjections = 4;
 
 inline constexpr std::int64_t kMaxExperts = 65536;
+inline constexpr std::int64_t kMaxLayers = 1 << 20;
 
 struct TensorName {
   TensorRole role = TensorRole::kOther;
