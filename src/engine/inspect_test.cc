@@ -144,6 +144,16 @@ TEST_F(InspectTest, TellsAZeroMatrixFromAllOthers) {
   EXPECT_EQ(severity_of(found, "nothing but zeros: in expert 0 down"), "warning");
 }
 
+TEST_F(InspectTest, ReadsPackedTypesByteByByte) {
+  TestTensor& weight = at("0.up_proj.weight");
+  weight.dtype = DType::kF4;
+  weight.shape[1] *= 2;
+  weight.bytes[0] = 0;
+  EXPECT_FALSE(inspection().layers[0].experts[0].projections[1]->all_zero);
+  weight.bytes.assign(weight.bytes.size(), 0);
+  EXPECT_TRUE(inspection().layers[0].experts[0].projections[1]->all_zero);
+}
+
 TEST_F(InspectTest, TakesAllInputScalesMissingForWeightOnly) {
   std::erase_if(tensors_, [](const TestTensor& t) { return t.name.ends_with("input_scale"); });
   const Inspection found = inspection();

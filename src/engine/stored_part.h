@@ -1,6 +1,7 @@
 // stored_part.h: walks the stored elements of one expert matrix without believing their values.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -12,8 +13,9 @@
 
 namespace megamoe {
 
-// The elements of `tensor` (the matrix's weight or block scales) that belong to `matrix`. `rows_per_unit`
-// is how many rows of the weight one stored row covers: 128 for FP8 blocks, else 1.
+// The elements of `tensor` (the matrix's weight or block scales) that belong to `matrix`; of a packed type,
+// its bytes. `rows_per_unit` is how many rows of the weight one stored row covers: 128 for FP8 blocks,
+// else 1.
 struct StoredPart {
   const std::byte* data = nullptr;
   std::int64_t first = 0, last = 0, step = 1;  // stored rows, both ends included
@@ -24,10 +26,10 @@ struct StoredPart {
 
   StoredPart(const TensorRef& tensor, const ExpertMatrix& matrix, std::int64_t rows_per_unit = 1)
       : data(tensor.bytes().data()),
-        element_bytes(bits_of(tensor.info->dtype) / 8),
+        element_bytes(std::max(bits_of(tensor.info->dtype) / 8, 1)),
         transposed(matrix.transposed) {
     const std::int64_t stored = matrix.stored_rows > 0 ? matrix.stored_rows : matrix.rows;
-    std::int64_t elements = tensor.info->elements();
+    std::int64_t elements = tensor.info->bytes() / element_bytes;
     if (matrix.fused_experts && !tensor.info->shape.empty() && tensor.info->shape[0] > 0) {
       elements /= tensor.info->shape[0];
       data += matrix.expert * elements * element_bytes;
