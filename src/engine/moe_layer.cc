@@ -1,6 +1,8 @@
 #include "megamoe/moe_layer.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <limits>
 #include <utility>
 
 #include "base/aligned_buffer.h"
@@ -39,6 +41,7 @@ ScaleSource choose_scale(std::optional<ScaleSource> wanted, const LayerWeights& 
 
 template <class T>
 void check_shape(const char* name, const MatrixView<T>& view, std::int64_t rows, std::int64_t cols) {
+  if (rows < 0) fail(ErrorCode::kInvalidArgument, "{} must have 0 rows or more, got {}", name, rows);
   if (view.rows != rows || view.cols != cols) {
     fail(ErrorCode::kInvalidArgument, "{} must have shape [{}, {}], got [{}, {}]", name, rows, cols,
          view.rows, view.cols);
@@ -70,10 +73,12 @@ struct MoeLayer::State {
   std::int64_t quantize_x(const ActivationRows& x, const PassPlan& plan, Workspace& w) const;
   std::int64_t make_h(const ActivationRows& x, const PassPlan& plan, Workspace& w) const;
 
-  void stage(const char* name, DType dtype, std::vector<std::int64_t> shape, const void* data) const {
-    if (on_stage) on_stage({name, dtype, std::move(shape), data});
+  // The shape is no vector before somebody listens: forward() must not allocate.
+  void stage(const char* name, DType dtype, std::initializer_list<std::int64_t> shape,
+             const void* data) const {
+    if (on_stage) on_stage({name, dtype, shape, data});
   }
-  void stage_rows(const std::string& name, const ActivationRows& rows) const;
+  void stage_rows(std::string_view name, const ActivationRows& rows) const;
 };
 
 std::vector<float> MoeLayer::State::static_scales(ScaleSource source, float ExpertWeights::*scale) const {
@@ -171,8 +176,9 @@ std::int64_t MoeLayer::State::make_h(const ActivationRows& x, const PassPlan& pl
                             : backend->quantize(w.h_bf16, nullptr, w.h);
 }
 
-void MoeLayer::State::stage_rows(const std::string& name, const ActivationRows& rows) const {
+void MoeLayer::State::stage_rows(std::string_view stage_name, const ActivationRows& rows) const {
   if (!on_stage) return;
+  const std::string name(stage_name);
   switch (rows.format) {
     case ActivationFormat::kBf16:
       stage(name.c_str(), DType::kBF16, {rows.rows, rows.cols}, rows.values);
@@ -256,9 +262,9 @@ void MoeLayer::route(MatrixView<const float> logits, MatrixView<std::int32_t> id
   check_shape("logits", logits, tokens, experts);
   check_shape("ids", ids, tokens, top_k);
   check_shape("weights", weights, tokens, top_k);
-  AlignedBuffer<float> packed_logits(tokens * experts), packed_weights(tokens * top_k);
-  AlignedBuffer<std::int32_t> packed_ids(tokens * top_k),
-      hash_ids(config().router.hash_routed ? tokens * top_k : 0);
+  const std::int64_t pairs = checked_mul(tokens, top_k);
+  AlignedBuffer<float> packed_logits(checked_mul(tokens, experts)), packed_weights(pairs);
+  AlignedBuffer<std::int32_t> packed_ids(pairs), hash_ids(config().router.hash_routed ? pairs : 0);
   for (std::int64_t t = 0; t < tokens; ++t) {
     std::copy_n(logits.row(t), experts, packed_logits.data() + t * experts);
   }
@@ -299,6 +305,10 @@ std::int64_t MoeLayer::forward(MatrixView<const bf16> x, MatrixView<const std::i
   check_shape("ids", ids, x.rows, config().top_k);
   check_shape("weights", weights, x.rows, config().top_k);
   check_shape("y", y, x.rows, config().hidden);
+  if (x.rows > std::numeric_limits<std::int32_t>::max()) {
+    fail(ErrorCode::kUnsupported, "one pass takes at most {} tokens, got {}",
+         std::numeric_limits<std::int32_t>::max(), x.rows);
+  }
   const PassPlan plan = plan_pass(config(), s.options, x.rows);
   Workspace w = lay_out(config(), s.options, plan, s.weights.shared.present, workspace.data());
   if (static_cast<std::int64_t>(workspace.size()) < w.bytes) {
