@@ -133,8 +133,13 @@ float element_of(const TensorRef& tensor, std::int64_t i) {
 
 // A scale of a whole tensor as the multiplier.
 float read_scalar(const ExpertMatrix& matrix, const TensorRef* tensor) {
-  const bool for_each = matrix.fused_experts && tensor->info->elements() != 1;
-  const float stored = element_of(*tensor, for_each ? matrix.expert : 0);
+  const std::int64_t count = tensor->info->elements();
+  const std::int64_t own = matrix.fused_experts && count != 1 ? matrix.expert : 0;
+  if (own >= count) {
+    fail(ErrorCode::kInvalidFile, "{} ({}): expected a scale, got {}", place(matrix, tensor),
+         describe(*tensor->info), count == 0 ? "none" : "too few");
+  }
+  const float stored = element_of(*tensor, own);
   const float value = matrix.reciprocal ? 1.0f / stored : stored;
   if (!(std::isfinite(stored) && stored > 0.0f && std::isfinite(value) && value > 0.0f)) {
     fail(ErrorCode::kInvalidFile, "{}: the scale must be finite and positive, got {}", place(matrix, tensor),

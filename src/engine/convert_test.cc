@@ -165,6 +165,25 @@ TEST(Convert, LinearsOutsideTheExpertsComeAlong) {
   EXPECT_EQ(ignored, json({"lm_head", "model.layers.0.mlp.gate"}));
 }
 
+TEST(Convert, AScaleWithoutANumberIsRefused) {
+  const TempDir dir;
+  write_model(dir / "dense", 1, Layout::kPerExpert);
+  quantize_checkpoint(dir / "dense", dir / "mo", {});
+  std::vector<TestTensor> tensors;
+  const auto mo = Checkpoint::open(dir / "mo");
+  for (const TensorRef& t : mo->tensors()) {
+    tensors.push_back({t.info->name, t.info->dtype, t.info->shape, bytes_of(t)});
+  }
+  tensors.push_back(tensor("head.weight", DType::kU8, {16, 8}, std::vector<std::uint8_t>(128, 0x21)));
+  tensors.push_back(tensor("head.weight_scale", DType::kE4M3, {16, 1}, std::vector<std::uint8_t>(16, 0x38)));
+  tensors.push_back(tensor("head.weight_scale_2", DType::kF32, {0}, std::vector<float>{}));
+  fs::create_directory(dir / "all");
+  testing::write_safetensors(dir / "all/model.safetensors", tensors);
+  fs::copy_file(dir / "mo/config.json", dir / "all/config.json");
+  expect_error(ErrorCode::kInvalidFile, {"head.weight_scale_2", "got none"},
+               [&] { convert_checkpoint(dir / "all", dir / "ct", to(Family::kCompressedTensors)); });
+}
+
 TEST(Convert, NothingToConvertIsAnError) {
   const TempDir dir;
   write_model(dir / "src", 1, Layout::kPerExpert);
