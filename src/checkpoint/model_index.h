@@ -30,7 +30,7 @@ enum class Encoding {
   kFp8Block,   // E4M3, FP32 or E8M0 per 128x128 (DeepSeek-V3); multiplies
   kFp8Tensor,  // E4M3, one FP32 per tensor or per row; multiplies
 };
-std::string_view to_string(Encoding encoding);  // "bf16"/"dense", "nvfp4", "mxfp4", "fp8-block", "fp8"
+std::string_view to_string(Encoding encoding);  // "dense", "nvfp4", "mxfp4", "fp8-block", "fp8"
 
 // The families of names that expert tensors come in.
 enum class Family {
@@ -43,8 +43,8 @@ enum class Family {
 std::string_view to_string(Family family);
 
 // The matrix of one projection of one expert, as stored. [rows, cols] are those of the weight, y = x * W^T.
-// Where a tensor holds several experts or gate and up together, `row_first`, `row_step` and `expert_offset`
-// say which part is meant.
+// Where a tensor holds several experts or gate and up together, `expert`, `row_first` and `row_step` say
+// which part is meant.
 struct ExpertMatrix {
   Encoding encoding = Encoding::kDense;
   std::int64_t rows = 0;

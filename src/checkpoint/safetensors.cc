@@ -1,6 +1,7 @@
 #include "checkpoint/safetensors.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -12,6 +13,8 @@
 
 namespace megamoe {
 namespace {
+
+static_assert(std::endian::native == std::endian::little, "tensors are read as they lie in the file");
 
 constexpr std::int64_t kLengthBytes = 8;
 

@@ -4,7 +4,9 @@
 //           and "__metadata__" of strings; then the data. Ranges cover the data exactly: no gap, no overlap.
 // Limits    the header is at most kMaxHeaderBytes (a header of 2 million tensors; the format's first reader
 //           stops at 100 MB, which real shards exceed); names are unique; an entry has these three keys only.
-// Bytes     follow the header at once: a tensor may start at any address, aligned or not.
+// Bytes     follow the header at once: a tensor may start at any address, aligned or not. Numbers are
+// little-endian
+//           and are read as they lie, so the machine must be so too.
 #pragma once
 
 #include <cstddef>
