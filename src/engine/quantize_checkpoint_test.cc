@@ -434,6 +434,13 @@ TEST(QuantizeCheckpoint, DestinationsThatAreInTheWay) {
   EXPECT_FALSE(fs::exists(dir / "out/hf_quant_config.json"));
   expect_error(ErrorCode::kInvalidArgument, {"the source itself"},
                [&] { quantize_checkpoint(dir / "src", dir / "src", options); });
+  // Replacing a directory must not take the source away with it.
+  fs::rename(dir / "src", dir / "out/src");
+  expect_error(ErrorCode::kInvalidArgument, {"holds the source"},
+               [&] { quantize_checkpoint(dir / "out/src", dir / "out", options); });
+  fs::rename(dir / "out/src", dir / "src");
+  expect_error(ErrorCode::kInvalidArgument, {"holds the source"},
+               [&] { quantize_checkpoint(dir / "src/model.safetensors", dir / "src", options); });
   expect_error(ErrorCode::kInvalidArgument, {"must be one"},
                [&] { quantize_checkpoint(dir / "src", dir / "x.safetensors", {}); });
 }

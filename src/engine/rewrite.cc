@@ -88,6 +88,15 @@ std::vector<Shard> plan_shards(const RewritePlan& plan) {
   return shards;
 }
 
+// Whether `path` lies in the directory `directory`; false where either is not there.
+bool contains(const fs::path& directory, const fs::path& path) {
+  std::error_code error;
+  const fs::path outer = fs::canonical(directory, error);
+  if (error) return false;
+  const fs::path inner = fs::canonical(path, error);
+  return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
 // What the source is, so that work on another state of it is not continued.
 json source_identity(const Checkpoint& checkpoint) {
   json files = json::array();
@@ -278,6 +287,10 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
   std::error_code error;
   if (fs::equivalent(checkpoint.path(), destination, error)) {
     fail(ErrorCode::kInvalidArgument, "{} is the source itself", destination.string());
+  }
+  if (contains(destination, checkpoint.path())) {
+    fail(ErrorCode::kInvalidArgument, "{} holds the source {}, which would be lost with it",
+         destination.string(), checkpoint.path().string());
   }
   const bool single = destination.extension() == ".safetensors";
   if (single && fs::is_directory(checkpoint.path(), error)) {
