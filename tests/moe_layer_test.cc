@@ -16,14 +16,15 @@ namespace {
 std::atomic<std::int64_t> g_allocations{0};
 }  // namespace
 
-// Counts what this program takes by `new`, as every container does.
-void* operator new(std::size_t bytes) {
+// Counts what this program takes by `new`, as every container does. Not inlined: the compiler would
+// see a `delete` of what malloc gave, and warn.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++g_allocations;
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace megamoe::testing {
 namespace {
