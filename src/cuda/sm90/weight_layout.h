@@ -1,0 +1,158 @@
+// weight_layout.h: how the Hopper kernels keep NVFP4 weights: 4.5 bits each, in the order the decoder reads
+// them.
+//
+// A tile is 128 rows of the weight matrix (of gate and up together, 64 each, for the first GEMM); rows beyond
+// the matrix are zero. A chunk is one tile by 64 columns, 4608 bytes, read by one bulk copy; the chunks of a
+// tile follow each other along K, the tiles along the rows, the experts last.
+//
+//   chunk   codes   [fragment 2][warp 4][lane 32][step 4]  32 bits: what one thread feeds one wgmma step (16
+//   columns)
+//           scales  [warp 4][group 8][fragment 2][half 2]  32 bits: the scales of one row's four blocks
+//
+// A wgmma step takes 64 rows: fragment f, warp w, group g = lane / 4, half h stand for matrix row 16 w + 8 h
+// + g of the instruction. Which row of the weights that is, is ours to choose, so that a thread's
+// accumulators are what its epilogue needs together: tile_row() below.
+//
+//   word    eight codes of one thread and step: pair p (rows of half p % 2, columns 2 (lane % 4) + 8 (p / 2)
+//   + {0, 1}),
+//           the even column in the low 16 bits. In each 16 bits the pair's three magnitude bits and its sign
+//           lie at
+//             pair 0: 8..6, 15   pair 1: 5..3, 12   pair 2: 2..0, 14   pair 3: 11..9, 13
+//           so that a shift and a mask make a BF16 of them: the magnitude bits on the border of exponent and
+//           mantissa are the value times 2^-126.
+//   scale   eeeee mmm with a bias that makes every E4M3 a normal number: as BF16 with the exponent raised by
+//   224 it is
+//           the scale times 2^119. 0xF9 is NaN. A block of scale 0 has its codes cleared and the scale 1.
+//   scales  of steps 0 and 1 in bits 11..4 of the low and the high half of the word; of steps 2 and 3
+//   likewise once
+//           the word is rotated left by 8: a mask and the exponent make two BF16 of them at once.
+#pragma once
+
+#include <cstdint>
+
+#include "numerics/hd.h"
+
+namespace megamoe::sm90 {
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kChunkCols = 64;
+inline constexpr int kChunkCodeBytes = kTileRows * kChunkCols / 2;
+inline constexpr int kChunkBytes = kChunkCodeBytes + kTileRows * kChunkCols / 16;
+
+// A decoded operand is its value times 2^kOperandShift.
+inline constexpr int kOperandShift = -7;
+
+enum class WeightRole {
+  kGateUp,  // first GEMM of a gated layer: half 0 is gate, half 1 up, of the same intermediate column
+  kPlain,   // one matrix: a thread's four rows (half, fragment) are adjacent
+};
+
+struct TileRow {
+  int matrix;        // 0: gate, 1: up; 0 for kPlain
+  std::int64_t row;  // of that matrix
+};
+
+// The row of the weights at (tile, fragment, warp, group, half).
+MEGAMOE_HD constexpr TileRow tile_row(WeightRole role, std::int64_t tile, int fragment, int warp, int group,
+                                      int half) {
+  if (role == WeightRole::kGateUp) return {half, tile * 64 + warp * 16 + group * 2 + fragment};
+  return {0, tile * 128 + warp * 32 + group * 4 + half * 2 + fragment};
+}
+
+MEGAMOE_HD constexpr std::int64_t tiles_of(WeightRole role, std::int64_t rows) {
+  const int per_tile = role == WeightRole::kGateUp ? kTileRows / 2 : kTileRows;
+  return (rows + per_tile - 1) / per_tile;
+}
+MEGAMOE_HD constexpr std::int64_t chunks_of(std::int64_t cols) {
+  return (cols + kChunkCols - 1) / kChunkCols;
+}
+
+// Where the sign and the lowest magnitude bit of pair p lie in its 16 bits.
+MEGAMOE_HD constexpr int sign_bit(int pair) { return pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13; }
+MEGAMOE_HD constexpr int magnitude_bit(int pair) { return pair == 0 ? 6 : pair == 1 ? 3 : pair == 2 ? 0 : 9; }
+
+// The packed byte of a non-negative E4M3 scale other than 0.
+MEGAMOE_HD constexpr std::uint8_t pack_scale(std::uint8_t e4m3) {
+  if ((e4m3 & 0x7F) == 0x7F) return 0xF9;
+  int exponent = (e4m3 >> 3) & 15, mantissa = e4m3 & 7;
+  if (exponent == 0) {  // m * 2^-9 becomes 1.f * 2^e
+    exponent = 1;
+    while (mantissa < 8) {
+      mantissa <<= 1;
+      --exponent;
+    }
+    mantissa &= 7;
+  }
+  return static_cast<std::uint8_t>((exponent + 15) << 3 | mantissa);
+}
+// The word of one row's four packed scales, and step `step` of it.
+MEGAMOE_HD constexpr std::uint32_t scale_word(const std::uint8_t (&packed)[4]) {
+  const std::uint32_t early = packed[0] << 4 | static_cast<std::uint32_t>(packed[1]) << 20;
+  const std::uint32_t late = packed[2] << 4 | static_cast<std::uint32_t>(packed[3]) << 20;
+  return early | late >> 8 | late << 24;
+}
+MEGAMOE_HD constexpr std::uint8_t scale_of_word(std::uint32_t word, int step) {
+  const std::uint32_t turned = step < 2 ? word : word << 8 | word >> 24;
+  return static_cast<std::uint8_t>(turned >> (step % 2 * 16 + 4));
+}
+
+// The inverse of pack_scale.
+MEGAMOE_HD constexpr std::uint8_t unpack_scale(std::uint8_t packed) {
+  if (packed == 0xF9) return 0x7F;
+  const int exponent = (packed >> 3) - 15, mantissa = packed & 7;
+  if (exponent >= 1) return static_cast<std::uint8_t>(exponent << 3 | mantissa);
+  return static_cast<std::uint8_t>((8 | mantissa) >> (1 - exponent));
+}
+
+// One matrix (or gate and up) as stored: codes [rows, cols / 2] and scales [rows, cols / 16].
+struct RawWeights {
+  const std::uint8_t* codes[2];
+  const std::uint8_t* scales[2];
+  std::int64_t rows;  // of each matrix
+  std::int64_t cols;
+};
+
+// Bytes of one expert.
+constexpr std::int64_t packed_bytes(WeightRole role, std::int64_t rows, std::int64_t cols) {
+  return tiles_of(role, rows) * chunks_of(cols) * kChunkBytes;
+}
+
+// One thread's share of a chunk: the 32-bit word of (fragment, warp, lane, step).
+MEGAMOE_HD constexpr std::uint32_t pack_word(WeightRole role, const RawWeights& raw, std::int64_t tile,
+                                             std::int64_t chunk, int fragment, int warp, int lane, int step) {
+  std::uint32_t word = 0;
+  for (int pair = 0; pair < 4; ++pair) {
+    const TileRow at = tile_row(role, tile, fragment, warp, lane / 4, pair % 2);
+    const std::int64_t col = chunk * kChunkCols + step * 16 + pair / 2 * 8 + lane % 4 * 2;
+    if (at.row >= raw.rows || col >= raw.cols) continue;
+    if (raw.scales[at.matrix][at.row * (raw.cols / 16) + col / 16] == 0) continue;
+    const std::uint32_t both = raw.codes[at.matrix][at.row * (raw.cols / 2) + col / 2];
+    const std::uint32_t magnitudes = (both & 7) | (both >> 4 & 7) << 16;
+    const std::uint32_t signs = (both >> 3 & 1) | (both >> 7 & 1) << 16;
+    word |= magnitudes << magnitude_bit(pair) | signs << sign_bit(pair);
+  }
+  return word;
+}
+// The scales of one row's four blocks in a chunk.
+MEGAMOE_HD constexpr std::uint32_t pack_scales(WeightRole role, const RawWeights& raw, std::int64_t tile,
+                                               std::int64_t chunk, int fragment, int warp, int group,
+                                               int half) {
+  const TileRow at = tile_row(role, tile, fragment, warp, group, half);
+  std::uint8_t packed[4] = {};
+  for (int step = 0; step < 4; ++step) {
+    const std::int64_t block = chunk * (kChunkCols / 16) + step;
+    const bool inside = at.row < raw.rows && block < raw.cols / 16;
+    const std::uint8_t scale =
+        inside ? raw.scales[at.matrix][at.row * (raw.cols / 16) + block] : std::uint8_t{0};
+    packed[step] = pack_scale(scale == 0 ? std::uint8_t{0x38} : scale);
+  }
+  return scale_word(packed);
+}
+
+// The whole expert, on the host; what the device's packing is tested against.
+void pack_weights(WeightRole role, const RawWeights& raw, std::uint8_t* packed);
+// The inverse: codes and scales of matrix 0 (and 1).
+void unpack_weights(WeightRole role, const std::uint8_t* packed, std::int64_t rows, std::int64_t cols,
+                    std::uint8_t* const codes[2], std::uint8_t* const scales[2]);
+
+}  // namespace megamoe::sm90
