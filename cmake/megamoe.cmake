@@ -2,10 +2,13 @@
 
 function(megamoe_defaults target)
   # The numbers are defined by separate FP32 roundings: no contraction into fused multiply-adds.
-  target_compile_options(${target} PRIVATE -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
+  set(cxx -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
+  set(cuda --fmad=false --expt-relaxed-constexpr -Xcompiler=-ffp-contract=off,-Wall,-Wextra)
   if(MEGAMOE_WERROR)
-    target_compile_options(${target} PRIVATE -Werror)
+    list(APPEND cxx -Werror)
+    list(APPEND cuda -Werror=all-warnings)
   endif()
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${cxx}>" "$<$<COMPILE_LANGUAGE:CUDA>:${cuda}>")
   if(MEGAMOE_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${MEGAMOE_SANITIZE} -fno-sanitize-recover=all -g)
     target_link_options(${target} PUBLIC -fsanitize=${MEGAMOE_SANITIZE})

@@ -1,0 +1,104 @@
+// device.h: owners of GPU memory and streams, and CUDA's errors as ours.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace megamoe::cuda {
+
+// Throws what CUDA reports; `doing` completes "CUDA failed while ...".
+void cuda_check(cudaError_t status, std::string_view doing);
+
+struct DeviceInfo {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  std::int64_t memory = 0;            // bytes
+  std::int64_t l2 = 0;                // bytes
+  std::int64_t shared_per_block = 0;  // bytes, the most a kernel may ask for
+};
+
+// GPUs that this process can use; 0 where there is no driver.
+int device_count();
+DeviceInfo device_info(int device);
+
+// Bytes of the current device's memory, 256-byte aligned, uninitialised.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(std::int64_t bytes);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+
+  void* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+  void synchronize() const;
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// `count` elements of T on the device.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  explicit DeviceArray(std::int64_t count);
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(static_cast<std::int64_t>(values.size())) {
+    upload(values.data());
+  }
+
+  T* data() const { return static_cast<T*>(buffer_.data()); }
+  std::int64_t count() const { return count_; }
+  std::int64_t bytes() const { return buffer_.bytes(); }
+
+  // Both wait for the copy, and for everything before it on the default stream.
+  void upload(const T* from) {
+    if (count_ > 0)
+      cuda_check(cudaMemcpy(data(), from, static_cast<std::size_t>(bytes()), cudaMemcpyHostToDevice),
+                 "copying to the GPU");
+  }
+  std::vector<T> download() const {
+    std::vector<T> values(static_cast<std::size_t>(count_));
+    if (count_ > 0)
+      cuda_check(cudaMemcpy(values.data(), data(), static_cast<std::size_t>(bytes()), cudaMemcpyDeviceToHost),
+                 "copying from the GPU");
+    return values;
+  }
+  void fill(int byte) {
+    if (count_ > 0)
+      cuda_check(cudaMemset(data(), byte, static_cast<std::size_t>(bytes())), "filling GPU memory");
+  }
+
+ private:
+  DeviceBuffer buffer_;
+  std::int64_t count_ = 0;
+};
+
+// Bytes of `count` elements of `size`, checked.
+std::int64_t array_bytes(std::int64_t count, std::int64_t size);
+
+template <class T>
+DeviceArray<T>::DeviceArray(std::int64_t count)
+    : buffer_(array_bytes(count, static_cast<std::int64_t>(sizeof(T)))), count_(count) {}
+
+}  // namespace megamoe::cuda

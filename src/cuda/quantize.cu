@@ -1,0 +1,237 @@
+// quantize.cu: one CTA for each row, kHeld blocks of 16 columns in a thread's registers.
+#include "cuda/blocks.cuh"
+#include "cuda/encode.cuh"
+#include "cuda/launch.h"
+
+namespace megamoe::cuda {
+namespace {
+
+constexpr int kHeld = 2;
+constexpr int kMaxThreads = 512;
+
+int threads_for(std::int64_t cols) {
+  const std::int64_t wanted = (cols / kNvfp4Block + kHeld - 1) / kHeld;
+  return static_cast<int>(wanted >= kMaxThreads ? kMaxThreads : (wanted + 31) / 32 * 32);
+}
+
+// The maximum over the CTA, for every thread; `shared` has a word for each warp.
+__device__ std::uint32_t cta_max(std::uint32_t value, std::uint32_t* shared) {
+  value = __reduce_max_sync(~0u, value);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  const unsigned warps = blockDim.x / 32;
+  return __reduce_max_sync(~0u, threadIdx.x % 32 < warps ? shared[threadIdx.x % 32] : 0u);
+}
+
+__device__ void add_to(unsigned long long* total, int count) {
+  if (total == nullptr) return;
+  const int sum = __reduce_add_sync(~0u, count);
+  if (sum > 0 && threadIdx.x % 32 == 0) atomicAdd(total, static_cast<unsigned long long>(sum));
+}
+
+// Calls visit(block, its values) for every block of `row` that is this thread's. The first kHeld are `held`.
+template <class Source, class Visit>
+__device__ void visit_blocks(const Source& source, std::int64_t row, int blocks,
+                             const typename Source::Block (&held)[kHeld], const Visit& visit) {
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
+    if (block < blocks) visit(block, held[i]);
+  }
+  for (int block = static_cast<int>(threadIdx.x + kHeld * blockDim.x); block < blocks;
+       block += static_cast<int>(blockDim.x)) {
+    visit(block, source.load(row, block));
+  }
+}
+
+template <class Source>
+__device__ void load_held(const Source& source, std::int64_t row, int blocks,
+                          typename Source::Block (&held)[kHeld]) {
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
+    if (block < blocks) held[i] = source.load(row, block);
+  }
+}
+
+template <class Source, bool kDynamic>
+__global__ void __launch_bounds__(kMaxThreads)
+    quantize_kernel(const __grid_constant__ Source source, int blocks, const __grid_constant__ Nvfp4Out out) {
+  const std::int64_t row = blockIdx.x;
+  typename Source::Block held[kHeld];
+  load_held(source, row, blocks, held);
+  float g;
+  if constexpr (kDynamic) {
+    __shared__ std::uint32_t shared[kMaxThreads / 32];
+    std::uint32_t amax = 0;
+    visit_blocks(source, row, blocks, held,
+                 [&](int, const auto& block) { amax = max(amax, finite_amax(block)); });
+    g = nvfp4_tensor_scale(__uint_as_float(cta_max(amax, shared)));
+    if (threadIdx.x == 0) out.tensor_scales[row] = g;
+  } else {
+    g = out.tensor_scales[row];
+  }
+  int saturated = 0;
+  uint2* codes = reinterpret_cast<uint2*>(out.codes) + row * blocks;
+  std::uint8_t* scales = out.scales + row * blocks;
+  visit_blocks(source, row, blocks, held, [&](int block, const auto& values) {
+    const EncodedBlock encoded = encode_block(values, values.amax(), g);
+    __stcs(codes + block, encoded.codes);
+    scales[block] = encoded.scale.code;
+    saturated += encoded.scale.saturated;
+  });
+  add_to(out.saturated, saturated);
+}
+
+template <class Source>
+cudaError_t launch_quantize(const Source& source, std::int64_t rows, std::int64_t cols, TensorScales mode,
+                            const Nvfp4Out& out, cudaStream_t stream) {
+  if (cols % kNvfp4Block != 0 || cols > INT32_MAX || !aligned_to(out.codes, 8)) return cudaErrorInvalidValue;
+  if (cols == 0) return cudaSuccess;
+  const int blocks = static_cast<int>(cols / kNvfp4Block);
+  const auto kernel =
+      mode == TensorScales::kGiven ? quantize_kernel<Source, false> : quantize_kernel<Source, true>;
+  return launch(kernel, rows, threads_for(cols), 0, stream, source, blocks, out);
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kMaxThreads)
+    row_amax_kernel(const __grid_constant__ Source source, int blocks, float* amax) {
+  __shared__ std::uint32_t shared[kMaxThreads / 32];
+  typename Source::Block held[kHeld];
+  load_held(source, blockIdx.x, blocks, held);
+  std::uint32_t result = 0;
+  visit_blocks(source, blockIdx.x, blocks, held,
+               [&](int, const auto& block) { result = max(result, finite_amax(block)); });
+  result = cta_max(result, shared);
+  if (threadIdx.x == 0) amax[blockIdx.x] = __uint_as_float(result);
+}
+
+// `amax` holds 0 before. A maximum does not depend on the order it is taken in; floats of one sign order as
+// their bits do.
+template <class Source>
+__global__ void __launch_bounds__(kMaxThreads)
+    tensor_amax_kernel(const __grid_constant__ Source source, int blocks, unsigned* amax) {
+  __shared__ std::uint32_t shared[kMaxThreads / 32];
+  typename Source::Block held[kHeld];
+  load_held(source, blockIdx.x, blocks, held);
+  std::uint32_t result = 0;
+  visit_blocks(source, blockIdx.x, blocks, held,
+               [&](int, const auto& block) { result = max(result, finite_amax(block)); });
+  result = cta_max(result, shared);
+  if (threadIdx.x == 0 && result > 0) atomicMax(amax, result);
+}
+
+// Two elements: code pairs of a byte.
+template <bool kF32>
+__global__ void __launch_bounds__(256)
+    dequantize_kernel(const __grid_constant__ Nvfp4In x, std::int64_t all_blocks, std::int64_t blocks,
+                      uint4* out) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= all_blocks) return;
+  const float g = x.tensor_scales[x.one_tensor_scale ? 0 : at / blocks];
+  const float scale = decode_e4m3(x.scales[at]);
+  const uint2 codes = reinterpret_cast<const uint2*>(x.codes)[at];
+  float values[kNvfp4Block];
+#pragma unroll
+  for (int i = 0; i < kNvfp4Block; ++i) {
+    const std::uint32_t code = ((i < 8 ? codes.x : codes.y) >> (i % 8 * 4)) & 15u;
+    values[i] = __fmul_rn(__fmul_rn(decode_e2m1(static_cast<std::uint8_t>(code)), scale), g);
+  }
+  constexpr int kVectors = kF32 ? 4 : 2;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (kF32) {
+        words[w] = __float_as_uint(values[v * 4 + w]);
+      } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[v * 8 + w * 2], values[v * 8 + w * 2 + 1]);
+        words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
+      }
+    }
+    out[at * kVectors + v] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// Calls run(source) with the RowSource of x's element type.
+template <class Run>
+cudaError_t with_rows(const ElementRows& x, const std::int32_t* row_map, const Run& run) {
+  const auto source = [&]<class T>(const T* data) {
+    const bool aligned =
+        aligned_to(data, 16) && x.row_stride * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
+    return run(RowSource<T>{data, x.row_stride, aligned, row_map});
+  };
+  switch (x.type) {
+    case ElementType::kBf16: return source(static_cast<const bf16*>(x.data));
+    case ElementType::kFp16: return source(static_cast<const fp16*>(x.data));
+    case ElementType::kF32: return source(static_cast<const float*>(x.data));
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t quantize(const ElementRows& x, const std::int32_t* row_map, std::int64_t rows, std::int64_t cols,
+                     TensorScales mode, const Nvfp4Out& out, cudaStream_t stream) {
+  return with_rows(
+      x, row_map, [&](const auto& source) { return launch_quantize(source, rows, cols, mode, out, stream); });
+}
+
+cudaError_t deinterleave_quantize(const bf16* x, std::int64_t row_stride, std::int64_t rows,
+                                  std::int64_t cols, TensorScales mode, const Nvfp4Out& out,
+                                  cudaStream_t stream) {
+  const bool aligned = aligned_to(x, 16) && row_stride % 8 == 0;
+  return launch_quantize(UpColumnSource{x, row_stride, aligned}, rows, cols, mode, out, stream);
+}
+
+cudaError_t swiglu_quantize(const ActivationConfig& activation, const bf16* gate, std::int64_t gate_stride,
+                            const bf16* up, std::int64_t up_stride, std::int64_t rows, std::int64_t cols,
+                            TensorScales mode, const Nvfp4Out& out, cudaStream_t stream) {
+  const bool aligned =
+      aligned_to(gate, 16) && aligned_to(up, 16) && gate_stride % 8 == 0 && up_stride % 8 == 0;
+  const auto run = [&]<Activation kKind>() {
+    const ActivationSource<kKind> source{
+        gate, gate_stride, up, up_stride, aligned, activation.limit, activation.alpha};
+    return launch_quantize(source, rows, cols, mode, out, stream);
+  };
+  switch (activation.kind) {
+    case Activation::kSwiGlu: return run.template operator()<Activation::kSwiGlu>();
+    case Activation::kSwiGluClamped: return run.template operator()<Activation::kSwiGluClamped>();
+    case Activation::kGptOss: return run.template operator()<Activation::kGptOss>();
+    case Activation::kRelu2: return run.template operator()<Activation::kRelu2>();
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t dequantize(const Nvfp4In& x, std::int64_t rows, std::int64_t cols, ElementType type, void* out,
+                       cudaStream_t stream) {
+  if (cols % kNvfp4Block != 0 || type == ElementType::kFp16) return cudaErrorInvalidValue;
+  const std::int64_t blocks = cols / kNvfp4Block;
+  const auto kernel = type == ElementType::kF32 ? dequantize_kernel<true> : dequantize_kernel<false>;
+  return launch(kernel, (rows * blocks + 255) / 256, 256, 0, stream, x, rows * blocks, blocks,
+                static_cast<uint4*>(out));
+}
+
+cudaError_t row_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,
+                     cudaStream_t stream) {
+  if (cols % kNvfp4Block != 0 || cols > INT32_MAX) return cudaErrorInvalidValue;
+  return with_rows(x, nullptr, [&]<class T>(const RowSource<T>& source) {
+    return launch(row_amax_kernel<RowSource<T>>, rows, threads_for(cols > 0 ? cols : kNvfp4Block), 0, stream,
+                  source, static_cast<int>(cols / kNvfp4Block), amax);
+  });
+}
+
+cudaError_t tensor_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,
+                        cudaStream_t stream) {
+  if (cols % kNvfp4Block != 0 || cols > INT32_MAX) return cudaErrorInvalidValue;
+  const cudaError_t status = cudaMemsetAsync(amax, 0, sizeof(float), stream);
+  if (status != cudaSuccess || cols == 0) return status;
+  return with_rows(x, nullptr, [&]<class T>(const RowSource<T>& source) {
+    return launch(tensor_amax_kernel<RowSource<T>>, rows, threads_for(cols), 0, stream, source,
+                  static_cast<int>(cols / kNvfp4Block), reinterpret_cast<unsigned*>(amax));
+  });
+}
+
+}  // namespace megamoe::cuda

@@ -1,0 +1,71 @@
+// quantize.h: rows to NVFP4 and back on the GPU, bit for bit what numerics/nvfp4.h defines.
+//
+// Launchers: raw device pointers, sizes, a stream; nothing is allocated or waited for. Columns are multiples
+// of 16. Rows of an input may lie any distance apart and at any element; multiples of 16 bytes are fastest.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "megamoe/layer.h"
+#include "megamoe/types.h"
+
+namespace megamoe::cuda {
+
+enum class ElementType { kBf16, kFp16, kF32 };
+
+// An input matrix.
+struct ElementRows {
+  ElementType type = ElementType::kBf16;
+  const void* data = nullptr;
+  std::int64_t row_stride = 0;  // elements from row to row
+};
+
+// An NVFP4 result. `codes` must be 8-byte aligned.
+struct Nvfp4Out {
+  std::uint8_t* codes = nullptr;            // [rows, cols / 2]
+  std::uint8_t* scales = nullptr;           // [rows, cols / 16]
+  float* tensor_scales = nullptr;           // [rows]: read, or written where the scales are dynamic
+  unsigned long long* saturated = nullptr;  // blocks cut to 448 are added here; may be null
+};
+
+enum class TensorScales {
+  kGiven,       // out.tensor_scales are read
+  kDynamicRow,  // each row's amax / 2688 is used and written
+};
+
+// `row_map` (or null): row r of the result is row row_map[r] of x.
+cudaError_t quantize(const ElementRows& x, const std::int32_t* row_map, std::int64_t rows, std::int64_t cols,
+                     TensorScales mode, const Nvfp4Out& out, cudaStream_t stream);
+
+// x: BF16 [rows, 2 cols], gate and up alternating every 8 columns. Quantises the up columns.
+cudaError_t deinterleave_quantize(const bf16* x, std::int64_t row_stride, std::int64_t rows,
+                                  std::int64_t cols, TensorScales mode, const Nvfp4Out& out,
+                                  cudaStream_t stream);
+
+// h = act(gate, up), rounded to BF16, then quantised. gate is not read by relu2.
+cudaError_t swiglu_quantize(const ActivationConfig& activation, const bf16* gate, std::int64_t gate_stride,
+                            const bf16* up, std::int64_t up_stride, std::int64_t rows, std::int64_t cols,
+                            TensorScales mode, const Nvfp4Out& out, cudaStream_t stream);
+
+// An NVFP4 matrix to read.
+struct Nvfp4In {
+  const std::uint8_t* codes = nullptr;   // [rows, cols / 2], 8-byte aligned
+  const std::uint8_t* scales = nullptr;  // [rows, cols / 16]
+  const float* tensor_scales = nullptr;  // [rows], or [1]
+  bool one_tensor_scale = false;
+};
+
+// Values [rows, cols], contiguous, 16-byte aligned; kFp16 is not made.
+cudaError_t dequantize(const Nvfp4In& x, std::int64_t rows, std::int64_t cols, ElementType type, void* out,
+                       cudaStream_t stream);
+
+// Largest finite magnitude of each row -> amax [rows].
+cudaError_t row_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,
+                     cudaStream_t stream);
+// Of the whole matrix -> amax [1].
+cudaError_t tensor_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,
+                        cudaStream_t stream);
+
+}  // namespace megamoe::cuda

@@ -1,0 +1,528 @@
+#include "cuda/quantize.h"
+
+#include <cmath>
+#include <limits>
+
+#include "base/parallel.h"
+#include "cuda/gpu_test.h"
+#include "layer/activation.h"
+#include "megamoe/quantize.h"
+#include "numerics/bf16.h"
+#include "numerics/fp16.h"
+#include "numerics/interleave.h"
+#include "numerics/nvfp4.h"
+#include "ref/operations.h"
+
+namespace megamoe::cuda {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+// ---- The encoder alone
+
+class EncoderTest : public GpuTest {
+ protected:
+  // Codes of x [n] under the divisors d [n / 16], on the GPU and by the definition.
+  static void expect_codes(const std::vector<float>& x, const std::vector<float>& d) {
+    const DeviceArray<float> d_x(x), d_d(d);
+    const Output<std::uint8_t> codes(d_x.count());
+    cuda_check(encode_codes_for_test(d_x.data(), d_d.data(), d_x.count(), codes.data()),
+               "testing the encoder");
+    std::vector<std::uint8_t> want(x.size());
+    parallel_for(d_x.count(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) want[size(i)] = nvfp4_code(x[size(i)], d[size(i / 16)]);
+    });
+    EXPECT_TRUE(same_bytes(codes.download(), want));
+  }
+  // Scale bytes of blocks of these largest magnitudes.
+  static void expect_scales(const std::vector<float>& amax, float g) {
+    const DeviceArray<float> d_amax(amax);
+    const Output<std::uint8_t> codes(d_amax.count()), saturated(d_amax.count());
+    cuda_check(block_scales_for_test(d_amax.data(), g, d_amax.count(), codes.data(), saturated.data()),
+               "testing the scales");
+    std::vector<std::uint8_t> want_codes, want_saturated;
+    for (const float a : amax) {
+      const Nvfp4Scale scale = nvfp4_block_scale(a, g);
+      want_codes.push_back(scale.code);
+      want_saturated.push_back(scale.saturated);
+    }
+    EXPECT_TRUE(same_bytes(codes.download(), want_codes)) << "under " << g;
+    EXPECT_TRUE(same_bytes(saturated.download(), want_saturated)) << "under " << g;
+  }
+};
+
+// 2^16 BF16 numbers under 127 scales and several tensor scales: one in the middle, both ends of the fast
+// division, and beyond them. The block rule keeps what is not finite from the encoder: 0 instead.
+TEST_F(EncoderTest, EveryBf16UnderEveryScale) {
+  for (const float g :
+       {1.0f, 0.0013732910f, 0x1.234568p-20f, 0x1.fffffep+110f, 0x1p-84f, 0x1.8p-130f, 0x1.2p+118f}) {
+    std::vector<float> x, d;
+    for (int scale = 0; scale < 127; ++scale) {
+      for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+        const float value = to_float(bf16{static_cast<std::uint16_t>(bits)});
+        x.push_back(is_finite(value) ? value : 0.0f);
+        if (bits % 16 == 0) d.push_back(decode_e4m3(static_cast<std::uint8_t>(scale)) * g);
+      }
+    }
+    expect_codes(x, d);
+  }
+}
+
+// FP32 numbers at and beside the midpoints of codes, where a reciprocal goes wrong.
+TEST_F(EncoderTest, BesideEveryMidpoint) {
+  constexpr float kMidpoints[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+  Random random(1);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<float> x, d;
+    for (int block = 0; block < (1 << 19); ++block) {
+      // Significands at random and next to powers of two.
+      const std::uint32_t significand = block % 4 == 0 ? static_cast<std::uint32_t>(random.integer(-64, 64))
+                                                       : static_cast<std::uint32_t>(random.bits() & 0x7FFFFF);
+      const float divisor =
+          float_of_bits(((40u + static_cast<std::uint32_t>(random.integer(0, 170))) << 23) + significand);
+      d.push_back(divisor);
+      for (int i = 0; i < 16; ++i) {
+        const float near = kMidpoints[i % 7] * divisor;
+        const float value =
+            float_of_bits(bits_of_float(near) + static_cast<std::uint32_t>(random.integer(-2, 2)));
+        x.push_back(i % 2 == 0 ? value : -value);
+      }
+    }
+    expect_codes(x, d);
+  }
+}
+
+TEST_F(EncoderTest, ScalesOfEveryAmax) {
+  std::vector<float> amax;
+  for (std::uint32_t bits = 0; bits < 0x7F80; ++bits) amax.push_back(float_of_bits(bits << 16));
+  for (const float g : {1.0f, 0.0013732910f, 1.0f / 6, 0x1p-140f, 0x1p+126f, 0x1.fffffep-30f}) {
+    expect_scales(amax, g);
+  }
+  // Beside every boundary between two scales.
+  amax.clear();
+  for (int code = 0; code < 126; ++code) {
+    const float low = decode_e4m3(static_cast<std::uint8_t>(code)),
+                high = decode_e4m3(static_cast<std::uint8_t>(code + 1));
+    for (const float point : {low, (low + high) / 2, high}) {
+      for (int step = -3; step <= 3; ++step) {
+        if (point > 0)
+          amax.push_back(float_of_bits(bits_of_float(6 * point) + static_cast<std::uint32_t>(step)));
+      }
+    }
+  }
+  for (const float g : {1.0f, 0.0013732910f, 0x1.8p-3f}) expect_scales(amax, g);
+}
+
+// The four faults that software encoders of E4M3 and E2M1 have had.
+TEST_F(EncoderTest, SubnormalScales) {
+  expect_scales({6 * 0x1p-9f, 6 * 3 * 0x1p-9f, 6 * 7 * 0x1p-9f, 6 * 0x1p-6f, 0x1p-20f}, 1.0f);
+  std::vector<float> d;
+  for (int code = 0; code < 16; ++code) d.push_back(decode_e4m3(static_cast<std::uint8_t>(code)));
+  expect_codes(std::vector<float>(256, 0x1p-9f), d);
+}
+TEST_F(EncoderTest, TheLimitOf448) {
+  expect_scales({2688, 2688 * 1.00001f, 2700, 2784, 2785, 3000, 1e30f}, 1.0f);
+}
+TEST_F(EncoderTest, TheCarryIntoTheExponent) {
+  expect_scales({6 * 248.f, 6 * 250.f, 6 * 15.6f, 6 * 1.97f}, 1.0f);
+}
+TEST_F(EncoderTest, Ties) {
+  expect_codes(
+      {6, .25f, .75f, 1.25f, 1.75f, 2.5f, 3.5f, 5, -.25f, -.75f, -1.25f, -1.75f, -2.5f, -3.5f, -5, 0},
+      {1.0f});
+  expect_scales({6 * 1.0625f, 6 * 1.1875f, 6 * 17.f, 6 * 19.f, 6 * 0x1.4p-8f}, 1.0f);
+}
+
+// ---- Rows
+
+template <class T>
+T element(float x);
+template <>
+float element<float>(float x) {
+  return x;
+}
+template <>
+bf16 element<bf16>(float x) {
+  return to_bf16(x);
+}
+template <>
+fp16 element<fp16>(float x) {
+  return to_fp16(x);
+}
+
+template <class T>
+constexpr ElementType type_of() {
+  return std::is_same_v<T, float>  ? ElementType::kF32
+         : std::is_same_v<T, bf16> ? ElementType::kBf16
+                                   : ElementType::kFp16;
+}
+
+// Bell-shaped, with denormals, huge values, zeros, NaN and infinities here and there.
+float any_value(Random& random, bool faults) {
+  const std::int64_t kind = random.integer(0, 400);
+  if (faults && kind == 0) return kNan;
+  if (faults && kind == 1) return random.integer(0, 1) == 0 ? kInf : -kInf;
+  if (kind < 6) return random.integer(0, 1) == 0 ? 0.0f : -0.0f;
+  if (kind < 9) return float_of_bits(static_cast<std::uint32_t>(random.bits()) & 0x807FFFFFu);
+  if (kind < 12) return random.bell() * 3000.0f;
+  return random.bell();
+}
+
+struct Quantized {
+  std::vector<std::uint8_t> codes, scales;
+  std::vector<float> tensor_scales;
+  std::uint64_t saturated = 0;
+};
+
+class DeviceOut {
+ public:
+  // `given` fills the tensor scales where it is not empty.
+  DeviceOut(std::int64_t rows, std::int64_t cols, int poison, const std::vector<float>& given)
+      : codes_(rows * cols / 2, poison),
+        scales_(rows * cols / 16, poison),
+        tensor_scales_(rows, poison),
+        saturated_(std::vector<unsigned long long>{100}) {
+    if (!given.empty()) {
+      cuda_check(cudaMemcpy(tensor_scales_.data(), given.data(), given.size() * 4, cudaMemcpyHostToDevice),
+                 "testing");
+    }
+  }
+  Nvfp4Out out() const { return {codes_.data(), scales_.data(), tensor_scales_.data(), saturated_.data()}; }
+  Quantized download() const {
+    return {codes_.download(), scales_.download(), tensor_scales_.download(), saturated_.download()[0] - 100};
+  }
+
+ private:
+  Output<std::uint8_t> codes_, scales_;
+  Output<float> tensor_scales_;
+  DeviceArray<unsigned long long> saturated_;
+};
+
+void expect_same(const Quantized& got, const Quantized& want) {
+  EXPECT_TRUE(same_bytes(got.codes, want.codes));
+  EXPECT_TRUE(same_bytes(got.scales, want.scales));
+  EXPECT_TRUE(same_bytes(got.tensor_scales, want.tensor_scales));
+  EXPECT_EQ(got.saturated, want.saturated);
+}
+
+// By the library's quantiser: its per-row mode, or row by row under given tensor scales.
+template <class T>
+Quantized quantize_on_cpu(const std::vector<T>& x, std::int64_t rows, std::int64_t cols, std::int64_t stride,
+                          const std::vector<float>& given) {
+  if (given.empty()) {
+    QuantizeOptions options;
+    options.mode = QuantizeOptions::TensorScale::kRow;
+    const Nvfp4Tensor t = quantize(MatrixView<const T>(x.data(), rows, cols, stride), options);
+    return {t.codes, t.scales, t.tensor_scales, static_cast<std::uint64_t>(t.saturated_blocks)};
+  }
+  Quantized q;
+  q.tensor_scales = given;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    QuantizeOptions options;
+    options.mode = QuantizeOptions::TensorScale::kGiven;
+    options.tensor_scale = given[size(r)];
+    const Nvfp4Tensor t = quantize(MatrixView<const T>(x.data() + r * stride, 1, cols), options);
+    q.codes.insert(q.codes.end(), t.codes.begin(), t.codes.end());
+    q.scales.insert(q.scales.end(), t.scales.begin(), t.scales.end());
+    q.saturated += static_cast<std::uint64_t>(t.saturated_blocks);
+  }
+  return q;
+}
+
+std::vector<float> some_scales(Random& random, std::int64_t rows) {
+  std::vector<float> scales(size(rows));
+  for (float& g : scales) {
+    const std::int64_t kind = random.integer(0, 9);
+    g = kind == 0 ? 0x1p-130f : kind == 1 ? 1e20f : kind == 2 ? 1e-5f : random.uniform(1e-4f, 2e-3f);
+  }
+  return scales;
+}
+
+class QuantizeTest : public GpuTest {};
+
+template <class T>
+void expect_quantize(std::int64_t rows, std::int64_t cols, std::int64_t more, bool dynamic, int poison,
+                     std::uint64_t seed, std::int64_t first = 0) {
+  SCOPED_TRACE(::testing::Message() << rows << " x " << cols << ", stride +" << more << ", dynamic "
+                                    << dynamic << ", type " << static_cast<int>(type_of<T>()));
+  Random random(seed);
+  const std::int64_t stride = cols + more;
+  std::vector<T> x(size(first + rows * stride));
+  for (T& value : x) value = element<T>(any_value(random, true));
+  if (rows > 2) std::fill_n(x.begin() + first + stride, cols, element<T>(-0.0f));  // a row without anything
+  const std::vector<float> given = dynamic ? std::vector<float>() : some_scales(random, rows);
+  const DeviceArray<T> d_x(x);
+  const DeviceOut out(rows, cols, poison, given);
+  cuda_check(quantize({type_of<T>(), d_x.data() + first, stride}, nullptr, rows, cols,
+                      dynamic ? TensorScales::kDynamicRow : TensorScales::kGiven, out.out(), nullptr),
+             "testing quantize");
+  const std::vector<T> rows_only(x.begin() + first, x.end());
+  expect_same(out.download(), quantize_on_cpu(rows_only, rows, cols, stride, given));
+}
+
+TEST_F(QuantizeTest, EqualsTheLibrary) {
+  std::uint64_t seed = 1;
+  for (const int poison : {0x7F, 0xFF, 0x00}) {
+    for (const bool dynamic : {false, true}) {
+      for (const std::int64_t cols : {16, 48, 80, 176, 512, 1024, 2880, 7168}) {
+        expect_quantize<bf16>(9, cols, 0, dynamic, poison, ++seed);
+        expect_quantize<fp16>(5, cols, 0, dynamic, poison, ++seed);
+        expect_quantize<float>(5, cols, 0, dynamic, poison, ++seed);
+      }
+    }
+  }
+}
+
+TEST_F(QuantizeTest, RowsThatDoNotFitTheRegisters) {
+  for (const bool dynamic : {false, true}) {
+    expect_quantize<bf16>(3, 16400, 0, dynamic, 0x7F, 1);
+    expect_quantize<float>(2, 40000, 0, dynamic, 0x7F, 2);
+  }
+}
+
+TEST_F(QuantizeTest, StridedAndUnalignedRows) {
+  for (const bool dynamic : {false, true}) {
+    for (const std::int64_t more : {1, 2, 7, 8, 16}) {
+      expect_quantize<bf16>(7, 176, more, dynamic, 0x7F, 3);
+      expect_quantize<fp16>(7, 176, more, dynamic, 0x7F, 4);
+      expect_quantize<float>(7, 176, more, dynamic, 0x7F, 5);
+    }
+    expect_quantize<bf16>(4, 64, 0, dynamic, 0x7F, 6, 3);
+  }
+}
+
+TEST_F(QuantizeTest, NoRowsAndMoreThanAGridAxis) {
+  expect_quantize<bf16>(0, 64, 0, false, 0x7F, 1);
+  expect_quantize<bf16>(0, 64, 0, true, 0x7F, 1);
+  expect_quantize<bf16>(65537, 16, 0, true, 0x7F, 2);
+  expect_quantize<bf16>(70001, 48, 0, false, 0x7F, 3);
+}
+
+TEST_F(QuantizeTest, GathersRows) {
+  Random random(4);
+  const std::int64_t tokens = 9, rows = 31, cols = 144;
+  std::vector<bf16> x(size(tokens * cols)), gathered;
+  for (bf16& value : x) value = to_bf16(any_value(random, true));
+  std::vector<std::int32_t> map(size(rows));
+  for (std::int32_t& m : map) {
+    m = static_cast<std::int32_t>(random.integer(0, tokens - 1));
+    gathered.insert(gathered.end(), x.begin() + m * cols, x.begin() + (m + 1) * cols);
+  }
+  const DeviceArray<bf16> d_x(x);
+  const DeviceArray<std::int32_t> d_map(map);
+  for (const bool dynamic : {false, true}) {
+    const std::vector<float> given = dynamic ? std::vector<float>() : some_scales(random, rows);
+    const DeviceOut out(rows, cols, 0xFF, given);
+    cuda_check(quantize({ElementType::kBf16, d_x.data(), cols}, d_map.data(), rows, cols,
+                        dynamic ? TensorScales::kDynamicRow : TensorScales::kGiven, out.out(), nullptr),
+               "testing quantize");
+    expect_same(out.download(), quantize_on_cpu(gathered, rows, cols, cols, given));
+  }
+}
+
+TEST_F(QuantizeTest, WrittenBytes) {
+  // Tensor scale 1. Ties: 6 .25 .75 ... ; a block for the reciprocal; a block for the rounded scale.
+  const std::vector<float> x = {2688,        0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                6,           .25f,
+                                .75f,        1.25f,
+                                1.75f,       2.5f,
+                                3.5f,        5,
+                                -.25f,       -.75f,
+                                -1.25f,      -1.75f,
+                                -2.5f,       -3.5f,
+                                -5,          0,
+                                0.08203125f, 0.02392577938735485f,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                6.18f,       0.2524f,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                kNan,        1,
+                                2,           3,
+                                4,           5,
+                                6,           7,
+                                8,           9,
+                                10,          11,
+                                12,          13,
+                                14,          15,
+                                -0.0f,       0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0,
+                                0,           0};
+  const DeviceArray<float> d_x(x);
+  const DeviceOut out(1, 96, 0x7F, {});
+  cuda_check(quantize({ElementType::kF32, d_x.data(), 96}, nullptr, 1, 96, TensorScales::kDynamicRow,
+                      out.out(), nullptr),
+             "testing quantize");
+  const Quantized q = out.download();
+  EXPECT_EQ(q.tensor_scales[0], 1.0f);
+  EXPECT_EQ(q.scales, (std::vector<std::uint8_t>{0x7E, 0x38, 0x07, 0x38, 0x7F, 0x38}));
+  EXPECT_EQ(std::vector(q.codes.begin() + 8, q.codes.begin() + 16),
+            (std::vector<std::uint8_t>{0x07, 0x22, 0x44, 0x66, 0xA8, 0xCA, 0xEC, 0x0E}));
+  EXPECT_EQ(q.codes[16], 0x37);
+  EXPECT_EQ(q.codes[24], 0x17);
+  EXPECT_EQ(std::vector(q.codes.begin() + 32, q.codes.begin() + 40), std::vector<std::uint8_t>(8, 0));
+  EXPECT_EQ(q.codes[40], 0x08);
+}
+
+TEST_F(QuantizeTest, RefusesWhatItCannotRead) {
+  EXPECT_EQ(quantize({}, nullptr, 1, 24, TensorScales::kGiven, {}, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(quantize({}, nullptr, 1, 32, TensorScales::kGiven, {reinterpret_cast<std::uint8_t*>(4)}, nullptr),
+            cudaErrorInvalidValue);
+}
+
+// ---- Other sources
+
+TEST_F(QuantizeTest, DeinterleavedIsAsCompact) {
+  Random random(5);
+  for (const std::int64_t cols : {16, 48, 176, 1024, 2048, 17008}) {
+    for (const std::int64_t more : {0, 8, 3}) {
+      const std::int64_t rows = 6, stride = 2 * cols + more;
+      std::vector<bf16> wide(size(rows * stride), to_bf16(kNan)), compact(size(rows * cols));
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t i = 0; i < cols; ++i) {
+          compact[size(r * cols + i)] = wide[size(r * stride + interleaved_up(i))] =
+              to_bf16(any_value(random, true));
+        }
+      }
+      const DeviceArray<bf16> d_wide(wide);
+      for (const bool dynamic : {false, true}) {
+        const std::vector<float> given = dynamic ? std::vector<float>() : some_scales(random, rows);
+        const DeviceOut out(rows, cols, 0x7F, given);
+        cuda_check(deinterleave_quantize(d_wide.data(), stride, rows, cols,
+                                         dynamic ? TensorScales::kDynamicRow : TensorScales::kGiven,
+                                         out.out(), nullptr),
+                   "testing deinterleave_quantize");
+        expect_same(out.download(), quantize_on_cpu(compact, rows, cols, cols, given));
+      }
+    }
+  }
+}
+
+TEST_F(QuantizeTest, ActivatesThenQuantizes) {
+  Random random(6);
+  for (const ActivationConfig& activation :
+       {ActivationConfig{Activation::kSwiGlu}, ActivationConfig{Activation::kSwiGluClamped, 1.5f},
+        ActivationConfig{Activation::kGptOss, 1.25f, 1.702f}, ActivationConfig{Activation::kRelu2}}) {
+    for (const std::int64_t more : {0, 5}) {
+      const std::int64_t rows = 40, cols = 2048, stride = cols + more;
+      std::vector<bf16> gate(size(rows * stride)), up(size(rows * stride)), h(size(rows * cols));
+      for (bf16& x : gate) x = to_bf16(any_value(random, true) * 4.0f);
+      for (bf16& x : up) x = to_bf16(any_value(random, true) * 2.0f);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t i = 0; i < cols; ++i) {
+          const std::size_t at = size(r * stride + i);
+          h[size(r * cols + i)] = to_bf16(activate(activation, to_float(gate[at]), to_float(up[at])).h);
+        }
+      }
+      const DeviceArray<bf16> d_gate(gate), d_up(up);
+      for (const bool dynamic : {false, true}) {
+        const std::vector<float> given = dynamic ? std::vector<float>() : some_scales(random, rows);
+        const DeviceOut out(rows, cols, 0x7F, given);
+        cuda_check(
+            swiglu_quantize(activation, d_gate.data(), stride, d_up.data(), stride, rows, cols,
+                            dynamic ? TensorScales::kDynamicRow : TensorScales::kGiven, out.out(), nullptr),
+            "testing swiglu_quantize");
+        SCOPED_TRACE(to_string(activation.kind));
+        expect_same(out.download(), quantize_on_cpu(h, rows, cols, cols, given));
+      }
+    }
+  }
+}
+
+TEST_F(QuantizeTest, Dequantizes) {
+  // Every code under every scale, twice: under one tensor scale, and under one for each row.
+  const std::int64_t rows = 256, cols = 32;
+  Nvfp4Tensor t;
+  t.rows = rows;
+  t.cols = cols;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int i = 0; i < 16; ++i)
+      t.codes.push_back(static_cast<std::uint8_t>(i % 8 * 2 + (i % 8 * 2 + 1) * 16));
+    t.scales.insert(t.scales.end(), 2, static_cast<std::uint8_t>(r));
+  }
+  Random random(7);
+  const DeviceArray<std::uint8_t> codes(t.codes), scales(t.scales);
+  for (const bool one : {true, false}) {
+    t.tensor_scales.resize(one ? 1 : size(rows));
+    for (float& g : t.tensor_scales) g = random.uniform(1e-4f, 1e-3f);
+    const DeviceArray<float> g(t.tensor_scales);
+    const std::vector<float> want = dequantize(t);
+    std::vector<bf16> want16;
+    for (const float x : want) want16.push_back(to_bf16(x));
+    const Output<float> f32(rows * cols);
+    const Output<bf16> b16(rows * cols);
+    const Nvfp4In in{codes.data(), scales.data(), g.data(), one};
+    cuda_check(dequantize(in, rows, cols, ElementType::kF32, f32.data(), nullptr), "testing dequantize");
+    cuda_check(dequantize(in, rows, cols, ElementType::kBf16, b16.data(), nullptr), "testing dequantize");
+    EXPECT_TRUE(same_numbers(f32.download(), want));
+    EXPECT_TRUE(same_numbers(b16.download(), want16));
+  }
+}
+
+template <class T>
+void expect_amax(std::int64_t rows, std::int64_t cols, std::int64_t more) {
+  SCOPED_TRACE(::testing::Message() << rows << " x " << cols);
+  Random random(8);
+  const std::int64_t stride = cols + more;
+  std::vector<T> x(size(rows * stride));
+  for (T& value : x) value = element<T>(any_value(random, true));
+  std::vector<float> want(size(rows));
+  float all = 0.0f;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) {
+      float value;
+      if constexpr (std::is_same_v<T, float>) {
+        value = x[size(r * stride + c)];
+      } else {
+        value = to_float(x[size(r * stride + c)]);
+      }
+      if (std::isfinite(value)) want[size(r)] = std::max(want[size(r)], std::abs(value));
+    }
+    all = std::max(all, want[size(r)]);
+  }
+  const DeviceArray<T> d_x(x);
+  const Output<float> by_row(rows), of_all(1);
+  cuda_check(row_amax({type_of<T>(), d_x.data(), stride}, rows, cols, by_row.data(), nullptr),
+             "testing row_amax");
+  cuda_check(tensor_amax({type_of<T>(), d_x.data(), stride}, rows, cols, of_all.data(), nullptr),
+             "testing tensor_amax");
+  EXPECT_TRUE(same_bytes(by_row.download(), want));
+  EXPECT_EQ(of_all.download()[0], all);
+}
+
+TEST_F(QuantizeTest, LargestFiniteMagnitudes) {
+  expect_amax<bf16>(33, 176, 0);
+  expect_amax<bf16>(3, 16400, 3);
+  expect_amax<fp16>(33, 2880, 8);
+  expect_amax<float>(9, 48, 1);
+  expect_amax<bf16>(70000, 16, 0);
+  expect_amax<bf16>(0, 16, 0);
+}
+
+}  // namespace
+}  // namespace megamoe::cuda

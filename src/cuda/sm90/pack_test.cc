@@ -1,0 +1,93 @@
+#include "cuda/sm90/pack.h"
+
+#include "cuda/gpu_test.h"
+
+namespace megamoe::sm90 {
+namespace {
+
+using cuda::cuda_check;
+using cuda::DeviceArray;
+using cuda::Random;
+
+std::vector<std::uint8_t> random_bytes(Random& random, std::int64_t count) {
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count));
+  for (std::uint8_t& b : bytes) b = static_cast<std::uint8_t>(random.bits());
+  return bytes;
+}
+
+class PackTest : public cuda::GpuTest {};
+
+TEST_F(PackTest, EqualsTheHostAndUnpacks) {
+  Random random(1);
+  struct Shape {
+    int experts;
+    std::int64_t rows, cols;
+  };
+  for (const WeightRole role : {WeightRole::kGateUp, WeightRole::kPlain}) {
+    const int matrices = role == WeightRole::kGateUp ? 2 : 1;
+    for (const Shape& s : {Shape{1, 16, 16}, {3, 48, 80}, {2, 128, 64}, {2, 176, 2880}, {5, 352, 144}}) {
+      SCOPED_TRACE(::testing::Message() << "role " << static_cast<int>(role) << ", " << s.experts << " of "
+                                        << s.rows << " x " << s.cols);
+      const std::int64_t bytes = packed_bytes(role, s.rows, s.cols);
+      std::vector<std::vector<std::uint8_t>> codes, scales;
+      std::vector<DeviceArray<std::uint8_t>> on_device;
+      std::vector<RawWeights> host_raw, device_raw;
+      for (int e = 0; e < s.experts; ++e) {
+        RawWeights device{{nullptr, nullptr}, {nullptr, nullptr}, s.rows, s.cols};
+        for (int m = 0; m < matrices; ++m) {
+          codes.push_back(random_bytes(random, s.rows * s.cols / 2));
+          scales.push_back(random_bytes(random, s.rows * s.cols / 16));
+          for (std::uint8_t& scale : scales.back()) scale &= 0x7F;  // no signs; 0 and NaN among them
+          on_device.emplace_back(codes.back());
+          device.codes[m] = on_device.back().data();
+          on_device.emplace_back(scales.back());
+          device.scales[m] = on_device.back().data();
+        }
+        device_raw.push_back(device);
+      }
+      std::vector<std::uint8_t> want(static_cast<std::size_t>(s.experts * bytes));
+      for (int e = 0; e < s.experts; ++e) {
+        RawWeights raw{{nullptr, nullptr}, {nullptr, nullptr}, s.rows, s.cols};
+        for (int m = 0; m < matrices; ++m) {
+          raw.codes[m] = codes[static_cast<std::size_t>(e * matrices + m)].data();
+          raw.scales[m] = scales[static_cast<std::size_t>(e * matrices + m)].data();
+        }
+        pack_weights(role, raw, want.data() + e * bytes);
+      }
+      const DeviceArray<RawWeights> table(device_raw);
+      for (const int poison : {0x7F, 0xFF, 0x00}) {
+        const cuda::Output<std::uint8_t> packed(s.experts * bytes, poison);
+        cuda_check(pack_layer(role, table.data(), s.experts, s.rows, s.cols, packed.data(), nullptr),
+                   "testing pack");
+        EXPECT_TRUE(cuda::same_bytes(packed.download(), want));
+      }
+      // And back, but for the codes of blocks of scale 0, which are cleared.
+      const std::vector<std::uint8_t>& packed = want;
+      for (int e = 0; e < s.experts; ++e) {
+        std::vector<std::uint8_t> back_codes[2], back_scales[2];
+        std::uint8_t *code_pointers[2] = {}, *scale_pointers[2] = {};
+        for (int m = 0; m < matrices; ++m) {
+          back_codes[m].resize(static_cast<std::size_t>(s.rows * s.cols / 2));
+          back_scales[m].resize(static_cast<std::size_t>(s.rows * s.cols / 16));
+          code_pointers[m] = back_codes[m].data();
+          scale_pointers[m] = back_scales[m].data();
+        }
+        unpack_weights(role, packed.data() + e * bytes, s.rows, s.cols, code_pointers, scale_pointers);
+        for (int m = 0; m < matrices; ++m) {
+          std::vector<std::uint8_t> c = codes[static_cast<std::size_t>(e * matrices + m)],
+                                    sc = scales[static_cast<std::size_t>(e * matrices + m)];
+          for (std::size_t b = 0; b < sc.size(); ++b) {
+            if (sc[b] != 0) continue;
+            sc[b] = 0x38;
+            std::fill_n(c.begin() + static_cast<std::int64_t>(b) * 8, 8, std::uint8_t{0});
+          }
+          EXPECT_TRUE(cuda::same_bytes(back_codes[m], c));
+          EXPECT_TRUE(cuda::same_bytes(back_scales[m], sc));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::sm90

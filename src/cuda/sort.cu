@@ -1,0 +1,187 @@
+// sort.cu: counting sort. Pairs are cut into as many parts as there are CTAs, a part into one piece a warp;
+// a pair's row is the number of pairs of lower experts, plus those of its expert in earlier parts, in earlier
+// pieces, and earlier in its piece. No sum depends on the order things run in.
+//
+//   one CTA     counts, sums and places in one launch
+//   several     count_kernel leaves each part's counts in the workspace; place_kernel sums and places
+#include "cuda/launch.h"
+#include "cuda/sort.h"
+
+namespace megamoe::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+constexpr int kPartPairs = 2048;  // at least, where there are several parts
+constexpr int kMaxParts = 256;    // every CTA reads the counts of all
+
+struct Plan {
+  int parts;
+  std::int32_t part_pairs;   // of each, a multiple of the pieces
+  std::int32_t piece_pairs;  // of each warp, a multiple of 32
+};
+
+Plan plan_for(std::int64_t pairs) {
+  const std::int64_t parts = pairs <= 2 * kPartPairs ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
+  const std::int64_t capped = parts < kMaxParts ? parts : kMaxParts;
+  const std::int64_t piece = ((pairs + capped * kWarps - 1) / (capped * kWarps) + 31) / 32 * 32;
+  const std::int64_t part = piece * kWarps;
+  return {static_cast<int>(pairs == 0 ? 1 : (pairs + part - 1) / part), static_cast<std::int32_t>(part),
+          static_cast<std::int32_t>(piece)};
+}
+
+// The expert of a pair, or -1: left out.
+__device__ int expert_of(const SortParams& p, std::int64_t pair) {
+  const std::int32_t id = p.ids[pair];
+  return id >= 0 && id < p.experts && p.weights[pair] != 0.0f ? id : -1;
+}
+
+// Calls visit(pair, expert, earlier lanes with this expert, all lanes with it) for this warp's piece in
+// order; pairs beyond the end have expert -1. All lanes call it together.
+template <class Visit>
+__device__ void walk_piece(const SortParams& p, const Plan& plan, const Visit& visit) {
+  const std::int64_t pairs = p.tokens * p.top_k;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * plan.part_pairs +
+                             static_cast<std::int64_t>(warp) * plan.piece_pairs;
+  const std::int64_t end = min(begin + plan.piece_pairs, pairs);
+  for (std::int64_t first = begin; first < end; first += 32) {
+    const std::int64_t pair = first + lane;
+    const int expert = pair < end ? expert_of(p, pair) : -1;
+    const unsigned peers = __match_any_sync(~0u, expert);
+    visit(pair, pair < end, expert, __popc(peers & ((1u << lane) - 1u)), __popc(peers));
+    __syncwarp();
+  }
+}
+
+// counts [kWarps][experts] in shared memory: pairs of each expert in each piece.
+__device__ void count_pieces(const SortParams& p, const Plan& plan, std::int32_t* counts) {
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * p.experts; i += kThreads) counts[i] = 0;
+  __syncthreads();
+  std::int32_t* own = counts + threadIdx.x / 32 * static_cast<unsigned>(p.experts);
+  walk_piece(p, plan, [&](std::int64_t, bool, int expert, int earlier, int all) {
+    if (expert >= 0 && earlier == 0) own[expert] += all;
+  });
+  __syncthreads();
+}
+
+// In: values [count] in shared memory. Out: the sums of those before; returns the sum of all.
+__device__ std::int32_t exclusive_sums(std::int32_t* values, int count) {
+  __shared__ std::int32_t warp_sums[kWarps];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  std::int32_t before = 0;
+  for (int base = 0; base < count; base += kThreads) {
+    const int i = base + static_cast<int>(threadIdx.x);
+    const std::int32_t value = i < count ? values[i] : 0;
+    std::int32_t sum = value;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const std::int32_t other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (lane == 31) warp_sums[warp] = sum;
+    __syncthreads();
+    std::int32_t here = 0, all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      here += w < warp ? warp_sums[w] : 0;
+      all += warp_sums[w];
+    }
+    if (i < count) values[i] = before + here + sum - value;
+    before += all;
+    __syncthreads();
+  }
+  return before;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
+  extern __shared__ std::int32_t counts[];
+  count_pieces(p, plan, counts);
+  std::int32_t* out =
+      static_cast<std::int32_t*>(p.workspace) + static_cast<std::int64_t>(blockIdx.x) * p.experts;
+  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += kThreads) {
+    std::int32_t sum = 0;
+    for (int w = 0; w < kWarps; ++w) sum += counts[w * p.experts + e];
+    out[e] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    place_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
+  extern __shared__ std::int32_t counts[];
+  std::int32_t* totals = counts + kWarps * p.experts;  // [experts]
+  count_pieces(p, plan, counts);
+
+  // Pairs of each expert over all parts, then of all lower experts.
+  const int experts = p.experts;
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
+    std::int32_t total = 0, earlier = 0;
+    if (plan.parts == 1) {
+      for (int w = 0; w < kWarps; ++w) total += counts[w * experts + e];
+    } else {
+      const std::int32_t* of_parts = static_cast<const std::int32_t*>(p.workspace) + e;
+#pragma unroll 8
+      for (int part = 0; part < plan.parts; ++part) {
+        const std::int32_t count = of_parts[static_cast<std::int64_t>(part) * experts];
+        total += count;
+        if (part < static_cast<int>(blockIdx.x)) earlier += count;
+      }
+    }
+    totals[e] = total;
+    // This part's pieces start after the earlier parts and pieces.
+    for (int w = 0; w < kWarps; ++w) {
+      const std::int32_t count = counts[w * experts + e];
+      counts[w * experts + e] = earlier;
+      earlier += count;
+    }
+  }
+  __syncthreads();
+  const std::int32_t rows = exclusive_sums(totals, experts);
+  if (blockIdx.x == 0) {
+    for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) p.offsets[e] = totals[e];
+    if (threadIdx.x == 0) p.offsets[experts] = rows;
+  }
+
+  std::int32_t* next = counts + threadIdx.x / 32 * static_cast<unsigned>(experts);
+  walk_piece(p, plan, [&](std::int64_t pair, bool inside, int expert, int earlier, int all) {
+    const std::int32_t at = expert >= 0 ? next[expert] : 0;
+    __syncwarp();
+    if (expert >= 0 && earlier == 0) next[expert] = at + all;
+    if (!inside) return;
+    if (expert < 0) {
+      const std::int32_t id = p.ids[pair];
+      if ((id < -1 || id >= experts) && p.bad_id != nullptr) {
+        atomicMin(p.bad_id, static_cast<unsigned long long>(pair));
+      }
+      p.slot_to_row[pair] = -1;
+      return;
+    }
+    const std::int32_t row = totals[expert] + at + earlier;
+    p.row_to_token[row] = static_cast<std::int32_t>(pair / p.top_k);
+    p.row_to_slot[row] = static_cast<std::int32_t>(pair % p.top_k);
+    p.slot_to_row[pair] = row;
+  });
+}
+
+}  // namespace
+
+std::int64_t sort_workspace_bytes(std::int64_t tokens, int top_k, int experts) {
+  const Plan plan = plan_for(tokens * top_k);
+  return plan.parts == 1 ? 0 : static_cast<std::int64_t>(plan.parts) * experts * 4;
+}
+
+cudaError_t sort(const SortParams& p, cudaStream_t stream) {
+  const std::int64_t pairs = p.tokens * p.top_k;
+  if (p.experts < 1 || p.experts > kMaxSortedExperts || pairs > INT32_MAX || p.top_k < 1)
+    return cudaErrorInvalidValue;
+  const Plan plan = plan_for(pairs);
+  const int shared = kWarps * p.experts * 4;
+  if (plan.parts > 1) {
+    const cudaError_t status = launch(count_kernel, plan.parts, kThreads, shared, stream, p, plan);
+    if (status != cudaSuccess) return status;
+  }
+  return launch(place_kernel, plan.parts, kThreads, shared + p.experts * 4, stream, p, plan);
+}
+
+}  // namespace megamoe::cuda

@@ -1,0 +1,34 @@
+// sort.h: (token, slot) pairs into expert order on the GPU: stable, the same result every time.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace megamoe::cuda {
+
+inline constexpr int kMaxSortedExperts = 1024;
+inline constexpr unsigned long long kNoBadId = ~0ull;
+
+struct SortParams {
+  const std::int32_t* ids = nullptr;  // [tokens, top_k]; -1 is left out
+  const float* weights = nullptr;     // [tokens, top_k]; a slot of weight 0 is left out
+  std::int64_t tokens = 0;            // tokens * top_k < 2^31
+  int top_k = 0;
+  int experts = 0;
+  std::int64_t* offsets = nullptr;       // [experts + 1]
+  std::int32_t* row_to_token = nullptr;  // [tokens * top_k], the first offsets[experts] are written
+  std::int32_t* row_to_slot = nullptr;   // likewise
+  std::int32_t* slot_to_row = nullptr;   // [tokens * top_k]; -1 where left out
+  // An id that is neither -1 nor an expert's is left out, and the first such pair, token * top_k + slot, put
+  // here; whoever made it kNoBadId before can read it whenever the stream has got there. May be null.
+  unsigned long long* bad_id = nullptr;
+  void* workspace = nullptr;  // sort_workspace_bytes(), 4-byte aligned
+};
+
+std::int64_t sort_workspace_bytes(std::int64_t tokens, int top_k, int experts);
+
+// cudaErrorInvalidValue beyond the limits above.
+cudaError_t sort(const SortParams& params, cudaStream_t stream);
+
+}  // namespace megamoe::cuda

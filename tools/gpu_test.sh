@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one go: the tests, a small part of them under compute-sanitizer, the benchmarks;
+# a short table last. Usage: tools/gpu_test.sh [folder with gpu_test and the benchmarks] [folder for logs]
+#
+# The folder may be a build folder or a copy of its programs (with libfmt.so.* and libgomp.so.* beside them, where the
+# machine lacks those).
+set -uo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+programs=${1:-$here/build/hopper}
+logs=${2:-$(mktemp -d)}
+mkdir -p "$logs"
+find_program() { find "$programs" -maxdepth 3 -type f -name "$1" -perm -u+x | head -n 1; }
+
+failed=0
+table=()
+step() {  # step NAME command...: runs it, keeps its output, notes how it went
+  local name=$1 log started=$SECONDS
+  shift
+  log=$logs/${name// /_}.log
+  if "$@" >"$log" 2>&1; then
+    table+=("$(printf '%-24s ok      %4d s' "$name" $((SECONDS - started)))")
+  else
+    failed=1
+    table+=("$(printf '%-24s FAILED  %4d s  %s' "$name" $((SECONDS - started)) "$log")")
+    grep -E "FAILED|Failure|differ|Error|ERROR|=========" "$log" | head -n 30
+    tail -n 5 "$log"
+  fi
+}
+
+gpu_test=$(find_program gpu_test)
+if [ -z "$gpu_test" ]; then
+  echo "no gpu_test under $programs: build with cmake --preset hopper" >&2
+  exit 2
+fi
+step "gpu_test" "$gpu_test" --gtest_brief=1
+
+# The checkers slow kernels down a hundred times and more: the small written cases only.
+small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRows*:*FaultsSpoil*:*Dequantizes*'
+small+=':*IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Sanitize*'
+if command -v compute-sanitizer >/dev/null; then
+  for tool in memcheck racecheck initcheck; do
+    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu_test" --gtest_brief=1 "--gtest_filter=$small"
+  done
+else
+  table+=("compute-sanitizer        not installed")
+fi
+
+for name in bench_gpu_ops gpu_bench; do
+  program=$(find_program "$name")
+  [ -n "$program" ] || continue
+  step "$name" "$program"
+  cat "$logs/$name.log"
+done
+
+printf '\n'
+printf '%s\n' "${table[@]}"
+exit $failed
