@@ -17,6 +17,12 @@ namespace megamoe::cuda {
 template <class T>
 struct RawBlock;
 
+// The signs of eight elements, each in the highest bit of its nibble, from the top bytes of the even and of
+// the odd ones.
+__device__ inline std::uint32_t join_signs(std::uint32_t even, std::uint32_t odd) {
+  return ((even >> 4) & 0x08080808u) | (odd & 0x80808080u);
+}
+
 template <>
 struct RawBlock<float> {
   static constexpr int kVectors = 4;
@@ -25,6 +31,14 @@ struct RawBlock<float> {
   __device__ float operator()(int i) const {
     const uint4& v = raw[i / 4];
     return __uint_as_float(i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w);
+  }
+  __device__ std::uint32_t signs(int w) const {
+    const auto top_bytes = [&](int first) {  // of every second element
+      const auto bits = [&](int i) { return __float_as_uint((*this)(8 * w + first + i)); };
+      return __byte_perm(__byte_perm(bits(0), bits(2), 0x0073), __byte_perm(bits(4), bits(6), 0x0073),
+                         0x5410);
+    };
+    return join_signs(top_bytes(0), top_bytes(1));
   }
   // The bits of the largest magnitude, kFloatInf or more if one is not finite.
   __device__ std::uint32_t amax() const {
@@ -43,6 +57,11 @@ struct RawPairs {
   __device__ std::uint32_t word(int i) const {
     const uint4& v = raw[i / 4];
     return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+  }
+  __device__ std::uint32_t signs(int w) const {
+    const std::uint32_t early = __byte_perm(word(4 * w), word(4 * w + 1), 0x7531);  // top bytes, in order
+    const std::uint32_t late = __byte_perm(word(4 * w + 2), word(4 * w + 3), 0x7531);
+    return join_signs(__byte_perm(early, late, 0x6420), __byte_perm(early, late, 0x7531));
   }
   // The largest 15-bit magnitude: as for floats, order is that of the bits.
   __device__ std::uint32_t magnitude() const {

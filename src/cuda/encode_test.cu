@@ -1,4 +1,5 @@
 // encode_test.cu: runs the device's encoder alone, for the tests.
+#include "cuda/blocks.cuh"
 #include "cuda/encode.cuh"
 #include "cuda/launch.h"
 
@@ -8,7 +9,8 @@ namespace {
 __global__ void encode_kernel(const float* x, const float* d, std::int64_t blocks, std::uint8_t* codes) {
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (block >= blocks) return;
-  const uint2 word = encode_codes([&](int i) { return x[block * kNvfp4Block + i]; }, d[block]);
+  const RawBlock<float> values = load_block(x + block * kNvfp4Block, 4, true);
+  const uint2 word = encode_codes(values, __uint_as_float(values.amax()), d[block]);
   for (int i = 0; i < kNvfp4Block; ++i) {
     codes[block * kNvfp4Block + i] =
         static_cast<std::uint8_t>(((i < 8 ? word.x : word.y) >> (i % 8 * 4)) & 15u);

@@ -122,7 +122,6 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (threadIdx.x == 0 && result > 0) atomicMax(amax, result);
 }
 
-// Two elements: code pairs of a byte.
 template <bool kF32>
 __global__ void __launch_bounds__(256)
     dequantize_kernel(const __grid_constant__ Nvfp4In x, std::int64_t all_blocks, std::int64_t blocks,
@@ -130,13 +129,18 @@ __global__ void __launch_bounds__(256)
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (at >= all_blocks) return;
   const float g = x.tensor_scales[x.one_tensor_scale ? 0 : at / blocks];
-  const float scale = decode_e4m3(x.scales[at]);
+  const std::uint8_t byte = x.scales[at];
+  float scale = scale_of_e4m3(byte & 0x7Fu);
+  if ((byte & 0x7Fu) == kE4M3NaN) scale = __uint_as_float(0x7FC00000u);
+  if (byte & 0x80u) scale = -scale;
   const uint2 codes = reinterpret_cast<const uint2*>(x.codes)[at];
   float values[kNvfp4Block];
 #pragma unroll
   for (int i = 0; i < kNvfp4Block; ++i) {
-    const std::uint32_t code = ((i < 8 ? codes.x : codes.y) >> (i % 8 * 4)) & 15u;
-    values[i] = __fmul_rn(__fmul_rn(decode_e2m1(static_cast<std::uint8_t>(code)), scale), g);
+    // The magnitude's bits on the border of exponent and mantissa are the value times 2^-126.
+    const std::uint32_t code = (i < 8 ? codes.x : codes.y) >> (i % 8 * 4);
+    const float element = __uint_as_float((code & 7u) << 22 | (code & 8u) << 28) * 0x1p126f;
+    values[i] = __fmul_rn(__fmul_rn(element, scale), g);  // the first is exact
   }
   constexpr int kVectors = kF32 ? 4 : 2;
 #pragma unroll

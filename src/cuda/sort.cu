@@ -10,30 +10,34 @@
 namespace megamoe::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
+constexpr int kMaxWarps = 32;
+constexpr int kCounts = 8192;     // of a CTA: one for each warp and expert
+constexpr int kBatch = 4;         // times 32 pairs, whose loads are under way together
 constexpr int kPartPairs = 2048;  // at least, where there are several parts
 constexpr int kMaxParts = 256;    // every CTA reads the counts of all
 
 struct Plan {
+  int warps;
   int parts;
   std::int32_t part_pairs;   // of each, a multiple of the pieces
   std::int32_t piece_pairs;  // of each warp, a multiple of 32
 };
 
-Plan plan_for(std::int64_t pairs) {
+Plan plan_for(std::int64_t pairs, int experts) {
+  const std::int64_t warps = kCounts / experts < kMaxWarps ? kCounts / experts : kMaxWarps;
   const std::int64_t parts = pairs <= 2 * kPartPairs ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
   const std::int64_t capped = parts < kMaxParts ? parts : kMaxParts;
-  const std::int64_t piece = ((pairs + capped * kWarps - 1) / (capped * kWarps) + 31) / 32 * 32;
-  const std::int64_t part = piece * kWarps;
-  return {static_cast<int>(pairs == 0 ? 1 : (pairs + part - 1) / part), static_cast<std::int32_t>(part),
-          static_cast<std::int32_t>(piece)};
+  const std::int64_t piece = ((pairs + capped * warps - 1) / (capped * warps) + 31) / 32 * 32;
+  const std::int64_t part = piece * warps;
+  return {static_cast<int>(warps), static_cast<int>(pairs == 0 ? 1 : (pairs + part - 1) / part),
+          static_cast<std::int32_t>(part), static_cast<std::int32_t>(piece)};
 }
 
 // The expert of a pair, or -1: left out.
 __device__ int expert_of(const SortParams& p, std::int64_t pair) {
   const std::int32_t id = p.ids[pair];
-  return id >= 0 && id < p.experts && p.weights[pair] != 0.0f ? id : -1;
+  const float weight = p.weights[pair];
+  return id >= 0 && id < p.experts && weight != 0.0f ? id : -1;
 }
 
 // Calls visit(pair, expert, earlier lanes with this expert, all lanes with it) for this warp's piece in
@@ -45,18 +49,28 @@ __device__ void walk_piece(const SortParams& p, const Plan& plan, const Visit& v
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * plan.part_pairs +
                              static_cast<std::int64_t>(warp) * plan.piece_pairs;
   const std::int64_t end = min(begin + plan.piece_pairs, pairs);
-  for (std::int64_t first = begin; first < end; first += 32) {
-    const std::int64_t pair = first + lane;
-    const int expert = pair < end ? expert_of(p, pair) : -1;
-    const unsigned peers = __match_any_sync(~0u, expert);
-    visit(pair, pair < end, expert, __popc(peers & ((1u << lane) - 1u)), __popc(peers));
-    __syncwarp();
+  for (std::int64_t batch = begin; batch < end; batch += kBatch * 32) {
+    int experts[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int64_t pair = batch + i * 32 + lane;
+      experts[i] = pair < end ? expert_of(p, pair) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int64_t pair = batch + i * 32 + lane;
+      if (batch + i * 32 >= end) break;
+      const unsigned peers = __match_any_sync(~0u, experts[i]);
+      visit(pair, pair < end, experts[i], __popc(peers & ((1u << lane) - 1u)), __popc(peers));
+      __syncwarp();
+    }
   }
 }
 
-// counts [kWarps][experts] in shared memory: pairs of each expert in each piece.
+// counts [warps][experts] in shared memory: pairs of each expert in each piece.
 __device__ void count_pieces(const SortParams& p, const Plan& plan, std::int32_t* counts) {
-  for (int i = static_cast<int>(threadIdx.x); i < kWarps * p.experts; i += kThreads) counts[i] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < plan.warps * p.experts; i += static_cast<int>(blockDim.x))
+    counts[i] = 0;
   __syncthreads();
   std::int32_t* own = counts + threadIdx.x / 32 * static_cast<unsigned>(p.experts);
   walk_piece(p, plan, [&](std::int64_t, bool, int expert, int earlier, int all) {
@@ -67,10 +81,10 @@ __device__ void count_pieces(const SortParams& p, const Plan& plan, std::int32_t
 
 // In: values [count] in shared memory. Out: the sums of those before; returns the sum of all.
 __device__ std::int32_t exclusive_sums(std::int32_t* values, int count) {
-  __shared__ std::int32_t warp_sums[kWarps];
+  __shared__ std::int32_t warp_sums[kMaxWarps];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   std::int32_t before = 0;
-  for (int base = 0; base < count; base += kThreads) {
+  for (int base = 0; base < count; base += static_cast<int>(blockDim.x)) {
     const int i = base + static_cast<int>(threadIdx.x);
     const std::int32_t value = i < count ? values[i] : 0;
     std::int32_t sum = value;
@@ -82,8 +96,7 @@ __device__ std::int32_t exclusive_sums(std::int32_t* values, int count) {
     if (lane == 31) warp_sums[warp] = sum;
     __syncthreads();
     std::int32_t here = 0, all = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
       here += w < warp ? warp_sums[w] : 0;
       all += warp_sums[w];
     }
@@ -94,31 +107,31 @@ __device__ std::int32_t exclusive_sums(std::int32_t* values, int count) {
   return before;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMaxWarps * 32)
     count_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
   extern __shared__ std::int32_t counts[];
   count_pieces(p, plan, counts);
   std::int32_t* out =
       static_cast<std::int32_t*>(p.workspace) + static_cast<std::int64_t>(blockIdx.x) * p.experts;
-  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += kThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += static_cast<int>(blockDim.x)) {
     std::int32_t sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += counts[w * p.experts + e];
+    for (int w = 0; w < plan.warps; ++w) sum += counts[w * p.experts + e];
     out[e] = sum;
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMaxWarps * 32)
     place_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
   extern __shared__ std::int32_t counts[];
-  std::int32_t* totals = counts + kWarps * p.experts;  // [experts]
+  std::int32_t* totals = counts + plan.warps * p.experts;  // [experts]
   count_pieces(p, plan, counts);
 
   // Pairs of each expert over all parts, then of all lower experts.
   const int experts = p.experts;
-  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
     std::int32_t total = 0, earlier = 0;
     if (plan.parts == 1) {
-      for (int w = 0; w < kWarps; ++w) total += counts[w * experts + e];
+      for (int w = 0; w < plan.warps; ++w) total += counts[w * experts + e];
     } else {
       const std::int32_t* of_parts = static_cast<const std::int32_t*>(p.workspace) + e;
 #pragma unroll 8
@@ -130,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     totals[e] = total;
     // This part's pieces start after the earlier parts and pieces.
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < plan.warps; ++w) {
       const std::int32_t count = counts[w * experts + e];
       counts[w * experts + e] = earlier;
       earlier += count;
@@ -139,7 +152,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const std::int32_t rows = exclusive_sums(totals, experts);
   if (blockIdx.x == 0) {
-    for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) p.offsets[e] = totals[e];
+    for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x))
+      p.offsets[e] = totals[e];
     if (threadIdx.x == 0) p.offsets[experts] = rows;
   }
 
@@ -167,7 +181,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 std::int64_t sort_workspace_bytes(std::int64_t tokens, int top_k, int experts) {
-  const Plan plan = plan_for(tokens * top_k);
+  const Plan plan = plan_for(tokens * top_k, experts);
   return plan.parts == 1 ? 0 : static_cast<std::int64_t>(plan.parts) * experts * 4;
 }
 
@@ -175,13 +189,13 @@ cudaError_t sort(const SortParams& p, cudaStream_t stream) {
   const std::int64_t pairs = p.tokens * p.top_k;
   if (p.experts < 1 || p.experts > kMaxSortedExperts || pairs > INT32_MAX || p.top_k < 1)
     return cudaErrorInvalidValue;
-  const Plan plan = plan_for(pairs);
-  const int shared = kWarps * p.experts * 4;
+  const Plan plan = plan_for(pairs, p.experts);
+  const int shared = plan.warps * p.experts * 4;
   if (plan.parts > 1) {
-    const cudaError_t status = launch(count_kernel, plan.parts, kThreads, shared, stream, p, plan);
+    const cudaError_t status = launch(count_kernel, plan.parts, plan.warps * 32, shared, stream, p, plan);
     if (status != cudaSuccess) return status;
   }
-  return launch(place_kernel, plan.parts, kThreads, shared + p.experts * 4, stream, p, plan);
+  return launch(place_kernel, plan.parts, plan.warps * 32, shared + p.experts * 4, stream, p, plan);
 }
 
 }  // namespace megamoe::cuda

@@ -37,15 +37,30 @@ MEGAMOE_HD constexpr float add_rn(float a, float b) {
 #endif
 }
 
+// a / b for b in [1, 2], rounded once.
+MEGAMOE_HD constexpr float divide_by_one_to_two(float a, float b) {
+#ifdef __CUDA_ARCH__
+  // Away from the ends of the range of `a` nothing below underflows: the steps of a compiler's own division,
+  // without its tests and its call.
+  if (magnitude(a) >= 0x1p-60f && magnitude(a) <= 0x1p+60f) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
+    y = __fmaf_rn(__fmaf_rn(-b, y, 1.0f), y, y);
+    float q = __fmul_rn(a, y);
+    q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+    return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+  }
+#endif
+  return a / b;
+}
+
 MEGAMOE_HD constexpr float exp_f32(float x) {
   constexpr float kLog2E = 0x1.715476p+0f;
   constexpr float kLn2Hi = 0x1.62ep-1f;      // 12 significant bits: n * kLn2Hi is exact, |n| < 2^8
   constexpr float kLn2Lo = 0x1.0bfbe8p-15f;  // ln 2 - kLn2Hi
   constexpr float kRound = 0x1.8p+23f;       // adding and subtracting it rounds to an integer
-  if (is_nan(x)) return x;
-  if (x > 88.73f) return float_of_bits(kFloatInf);
-  if (x < -103.98f) return 0.0f;
-  const float n = add_rn(add_rn(mul_rn(x, kLog2E), kRound), -kRound);
+  const float rounded = add_rn(mul_rn(x, kLog2E), kRound);  // n in its last bits
+  const float n = add_rn(rounded, -kRound);
   const float r = add_rn(add_rn(x, -mul_rn(n, kLn2Hi)), -mul_rn(n, kLn2Lo));
   float p = 0x1.a01a02p-13f;                  // 1/5040
   p = add_rn(mul_rn(p, r), 0x1.6c16c2p-10f);  // 1/720
@@ -55,6 +70,11 @@ MEGAMOE_HD constexpr float exp_f32(float x) {
   p = add_rn(mul_rn(p, r), 0.5f);
   p = add_rn(mul_rn(p, r), 1.0f);
   p = add_rn(mul_rn(p, r), 1.0f);
+  // p is within [0.7, 1.42]: here n is small enough that a sum in the exponent is the exact product.
+  if (magnitude(x) < 80.0f) return float_of_bits(bits_of_float(p) + (bits_of_float(rounded) << 23));
+  if (is_nan(x)) return x;
+  if (x > 88.73f) return float_of_bits(kFloatInf);
+  if (x < -103.98f) return 0.0f;
   // 2^n in two factors, so that neither overflows nor rounds before the last product does.
   const int half = static_cast<int>(n) / 2, rest = static_cast<int>(n) - half;
   return mul_rn(mul_rn(p, power_of_two(half)), power_of_two(rest));
@@ -62,12 +82,12 @@ MEGAMOE_HD constexpr float exp_f32(float x) {
 
 MEGAMOE_HD constexpr float sigmoid_f32(float x) {
   const float e = exp_f32(-magnitude(x));
-  return (x < 0.0f ? e : 1.0f) / add_rn(1.0f, e);
+  return divide_by_one_to_two(x < 0.0f ? e : 1.0f, add_rn(1.0f, e));
 }
 
 MEGAMOE_HD constexpr float silu_f32(float x) {
   const float e = exp_f32(-magnitude(x));
-  return (x < 0.0f ? mul_rn(x, e) : x) / add_rn(1.0f, e);
+  return divide_by_one_to_two(x < 0.0f ? mul_rn(x, e) : x, add_rn(1.0f, e));
 }
 
 }  // namespace megamoe
