@@ -5,7 +5,8 @@
 // y with
 //           fused multiply-adds. q1 can differ from the rounded quotient in its last bit, but never falls on
 //           the other side of a midpoint of E2M1: tried for every significand of d and every x near the seven
-//           midpoints. This needs d away from the ends of FP32's range; other blocks divide one by one.
+//           midpoints. The same with one more step makes a block's scale. All this needs numbers away from
+//           the ends of FP32's range; other blocks take the definition's own steps.
 // E2M1      with u = |q| / 2 the code is the sum of 4 min(u, 1), 2 min(max(u - 1, 0), 1) and min(max(u - 2,
 // 0), 1), each
 //           rounded to an integer, ties to even: in every range one of them moves and the others are even
@@ -22,8 +23,21 @@
 
 namespace megamoe::cuda {
 
-// Between these d, neither the quotient of a code's range nor its remainders underflow, nor does 1 / d.
-inline constexpr float kFastDivisorMin = 0x1p-90f, kFastDivisorMax = 0x1p120f;
+// Where the short division is used: with these tensor scales and largest magnitudes, and quotients up to
+// kFastQuotient, no quotient, remainder or reciprocal leaves FP32's normal numbers as far as a code or a
+// scale depends on it.
+inline constexpr float kFastMin = 0x1p-80f, kFastMax = 0x1p100f, kFastQuotient = 0x1p20f;
+
+// 1 / d, rounded; the steps that a compiler takes for normal numbers, without its tests.
+__device__ inline float reciprocal(float d) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
+  return __fmaf_rn(__fmaf_rn(-d, y, 1.0f), y, y);
+}
+// One step towards a / b from `quotient`, y being 1 / b.
+__device__ inline float refine(float quotient, float a, float b, float y) {
+  return __fmaf_rn(__fmaf_rn(-b, quotient, a), y, quotient);
+}
 
 // The code of `u` = |q| / 2 >= 0 in the last bits of kRoundBits + code.
 inline constexpr float kRound = 0x1.8p+23f;
@@ -44,56 +58,58 @@ __device__ inline float scale_of_e4m3(std::uint8_t code) {
   return __half2float(__half(half)) * 256.0f;
 }
 
-// The scale of a block of largest magnitude `a`, finite.
-__device__ inline Nvfp4Scale block_scale(float a, float g) {
-  const float wanted = __fdiv_rn(a, kE2M1Max * g);
-  const float cut = fminf(fmaxf(wanted, kE4M3Min), kE4M3Max);
-  const std::uint8_t code = a == 0.0f ? std::uint8_t{0x38} : scale_to_e4m3(cut);
-  return {code, a != 0.0f && wanted > kE4M3Max * (1.0f + 0x1p-20f)};
-}
-
-// The codes of a block's finite values under d; `amax` is the largest magnitude. values(i) is element i,
-// values.signs(w) the signs of elements 8 w .. 8 w + 7, each in the highest bit of its nibble.
-template <class Block>
-__device__ inline uint2 encode_codes(const Block& values, float amax, float d) {
-  std::uint32_t words[2];
-  const float y = __frcp_rn(d) * 0.5f;
-  // An infinite quotient would have a remainder of NaN.
-  if (d >= kFastDivisorMin && d <= kFastDivisorMax && __fmul_rn(amax, y) < 0x1p100f) {
-    const float twice = 2.0f * d;
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      // Eight codes, and the bias of each taken off in advance.
-      std::uint32_t sum = 0u - kRoundBits * 0x11111111u;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float a = fabsf(values(w * 8 + i));
-        const float u = __fmul_rn(a, y);
-        sum += e2m1_biased(__fmaf_rn(__fmaf_rn(-u, twice, a), y, u)) << (4 * i);
-      }
-      words[w] = sum | values.signs(w);
-    }
-  } else {
-    words[0] = words[1] = 0;
-#pragma unroll
-    for (int i = 0; i < kNvfp4Block; ++i) {
-      words[i / 8] |= static_cast<std::uint32_t>(nvfp4_code(values(i), d)) << (i % 8 * 4);
-    }
-  }
-  return make_uint2(words[0], words[1]);
-}
-
 struct EncodedBlock {
   uint2 codes;
   Nvfp4Scale scale;
 };
 
+// By the definition's own steps; out of line, since hardly a block takes this way.
+__device__ __noinline__ inline EncodedBlock encode_slowly(const float* values, float g) {
+  std::uint8_t bytes[kNvfp4Block / 2];
+  const Nvfp4Scale scale = nvfp4_quantize_block(values, g, bytes);
+  std::uint32_t words[2] = {0, 0};
+  for (int i = 0; i < kNvfp4Block / 2; ++i)
+    words[i / 4] |= static_cast<std::uint32_t>(bytes[i]) << (i % 4 * 8);
+  return {make_uint2(words[0], words[1]), scale};
+}
+
+// The codes of a block's finite values under d, within the range above. values(i) is element i,
+// values.signs(w) the signs of elements 8 w .. 8 w + 7, each in the highest bit of its nibble.
+template <class Block>
+__device__ inline uint2 encode_codes(const Block& values, float d) {
+  std::uint32_t words[2];
+  const float half = reciprocal(d) * 0.5f, twice = 2.0f * d;
+#pragma unroll
+  for (int w = 0; w < 2; ++w) {
+    // Eight codes, and the bias of each taken off in advance.
+    std::uint32_t sum = 0u - kRoundBits * 0x11111111u;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float a = fabsf(values(w * 8 + i));
+      sum += e2m1_biased(refine(__fmul_rn(a, half), a, twice, half)) << (4 * i);
+    }
+    words[w] = sum | values.signs(w);
+  }
+  return make_uint2(words[0], words[1]);
+}
+
 // A block whose largest magnitude has the bits `amax`, above or at kFloatInf if not all values are finite.
 template <class Block>
 __device__ inline EncodedBlock encode_block(const Block& values, std::uint32_t amax, float g) {
-  if (amax >= kFloatInf) return {make_uint2(0, 0), {kE4M3NaN, false}};
-  const Nvfp4Scale scale = block_scale(__uint_as_float(amax), g);
-  return {encode_codes(values, __uint_as_float(amax), scale_of_e4m3(scale.code) * g), scale};
+  const float a = __uint_as_float(amax), divisor = kE2M1Max * g;
+  const float y = reciprocal(divisor);
+  const float wanted = refine(refine(__fmul_rn(a, y), a, divisor, y), a, divisor, y);
+  const bool fast = g >= kFastMin && g <= kFastMax && a <= kFastMax && (a >= kFastMin || amax == 0) &&
+                    wanted <= kFastQuotient;
+  if (fast) {
+    const float cut = fminf(fmaxf(wanted, kE4M3Min), kE4M3Max);
+    const std::uint8_t code = amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(cut);
+    return {encode_codes(values, scale_of_e4m3(code) * g), {code, wanted > kE4M3Max * (1.0f + 0x1p-20f)}};
+  }
+  float unpacked[kNvfp4Block];
+#pragma unroll
+  for (int i = 0; i < kNvfp4Block; ++i) unpacked[i] = values(i);
+  return encode_slowly(unpacked, g);
 }
 
 }  // namespace megamoe::cuda

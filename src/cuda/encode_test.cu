@@ -10,18 +10,21 @@ __global__ void encode_kernel(const float* x, const float* d, std::int64_t block
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (block >= blocks) return;
   const RawBlock<float> values = load_block(x + block * kNvfp4Block, 4, true);
-  const uint2 word = encode_codes(values, __uint_as_float(values.amax()), d[block]);
+  const uint2 word = encode_codes(values, d[block]);
   for (int i = 0; i < kNvfp4Block; ++i) {
     codes[block * kNvfp4Block + i] =
         static_cast<std::uint8_t>(((i < 8 ? word.x : word.y) >> (i % 8 * 4)) & 15u);
   }
 }
 
+// A block of 16 times the same number.
 __global__ void scale_kernel(const float* amax, float g, std::int64_t n, std::uint8_t* codes,
                              std::uint8_t* saturated) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  const Nvfp4Scale scale = block_scale(amax[i], g);
+  RawBlock<float> values;
+  for (uint4& v : values.raw) v = make_uint4(__float_as_uint(amax[i]), 0, 0, 0);
+  const Nvfp4Scale scale = encode_block(values, values.amax(), g).scale;
   codes[i] = scale.code;
   saturated[i] = scale.saturated;
 }

@@ -1,4 +1,4 @@
-// quantize.cu: one CTA for each row, kHeld blocks of 16 columns in a thread's registers.
+// quantize.cu: one CTA for each row, a block of 16 columns in each thread's registers.
 #include "cuda/blocks.cuh"
 #include "cuda/encode.cuh"
 #include "cuda/launch.h"
@@ -6,11 +6,10 @@
 namespace megamoe::cuda {
 namespace {
 
-constexpr int kHeld = 2;
-constexpr int kMaxThreads = 512;
+constexpr int kMaxThreads = 1024;
 
 int threads_for(std::int64_t cols) {
-  const std::int64_t wanted = (cols / kNvfp4Block + kHeld - 1) / kHeld;
+  const std::int64_t wanted = cols / kNvfp4Block;
   return static_cast<int>(wanted >= kMaxThreads ? kMaxThreads : (wanted + 31) / 32 * 32);
 }
 
@@ -29,42 +28,37 @@ __device__ void add_to(unsigned long long* total, int count) {
   if (sum > 0 && threadIdx.x % 32 == 0) atomicAdd(total, static_cast<unsigned long long>(sum));
 }
 
-// Calls visit(block, its values) for every block of `row` that is this thread's. The first kHeld are `held`.
+// Calls visit(block, its values) for every block of `row` that is this thread's. The first is `first`; others
+// exist only in rows of more than 16 * kMaxThreads columns.
 template <class Source, class Visit>
 __device__ void visit_blocks(const Source& source, std::int64_t row, int blocks,
-                             const typename Source::Block (&held)[kHeld], const Visit& visit) {
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
-    if (block < blocks) visit(block, held[i]);
-  }
-  for (int block = static_cast<int>(threadIdx.x + kHeld * blockDim.x); block < blocks;
-       block += static_cast<int>(blockDim.x)) {
-    visit(block, source.load(row, block));
+                             const typename Source::Block& first, const Visit& visit) {
+  typename Source::Block values = first;
+#pragma unroll 1
+  for (int block = static_cast<int>(threadIdx.x); block < blocks;) {
+    visit(block, values);
+    block += static_cast<int>(blockDim.x);
+    if (block < blocks) values = source.load(row, block);
   }
 }
 
 template <class Source>
-__device__ void load_held(const Source& source, std::int64_t row, int blocks,
-                          typename Source::Block (&held)[kHeld]) {
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
-    if (block < blocks) held[i] = source.load(row, block);
-  }
+__device__ typename Source::Block load_first(const Source& source, std::int64_t row, int blocks) {
+  typename Source::Block values;
+  if (static_cast<int>(threadIdx.x) < blocks) values = source.load(row, threadIdx.x);
+  return values;
 }
 
 template <class Source, bool kDynamic>
 __global__ void __launch_bounds__(kMaxThreads)
     quantize_kernel(const __grid_constant__ Source source, int blocks, const __grid_constant__ Nvfp4Out out) {
   const std::int64_t row = blockIdx.x;
-  typename Source::Block held[kHeld];
-  load_held(source, row, blocks, held);
+  const typename Source::Block first = load_first(source, row, blocks);
   float g;
   if constexpr (kDynamic) {
     __shared__ std::uint32_t shared[kMaxThreads / 32];
     std::uint32_t amax = 0;
-    visit_blocks(source, row, blocks, held,
+    visit_blocks(source, row, blocks, first,
                  [&](int, const auto& block) { amax = max(amax, finite_amax(block)); });
     g = nvfp4_tensor_scale(__uint_as_float(cta_max(amax, shared)));
     if (threadIdx.x == 0) out.tensor_scales[row] = g;
@@ -74,7 +68,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   int saturated = 0;
   uint2* codes = reinterpret_cast<uint2*>(out.codes) + row * blocks;
   std::uint8_t* scales = out.scales + row * blocks;
-  visit_blocks(source, row, blocks, held, [&](int block, const auto& values) {
+  visit_blocks(source, row, blocks, first, [&](int block, const auto& values) {
     const EncodedBlock encoded = encode_block(values, values.amax(), g);
     __stcs(codes + block, encoded.codes);
     scales[block] = encoded.scale.code;
@@ -98,10 +92,9 @@ template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
     row_amax_kernel(const __grid_constant__ Source source, int blocks, float* amax) {
   __shared__ std::uint32_t shared[kMaxThreads / 32];
-  typename Source::Block held[kHeld];
-  load_held(source, blockIdx.x, blocks, held);
+  const typename Source::Block first = load_first(source, blockIdx.x, blocks);
   std::uint32_t result = 0;
-  visit_blocks(source, blockIdx.x, blocks, held,
+  visit_blocks(source, blockIdx.x, blocks, first,
                [&](int, const auto& block) { result = max(result, finite_amax(block)); });
   result = cta_max(result, shared);
   if (threadIdx.x == 0) amax[blockIdx.x] = __uint_as_float(result);
@@ -113,10 +106,9 @@ template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
     tensor_amax_kernel(const __grid_constant__ Source source, int blocks, unsigned* amax) {
   __shared__ std::uint32_t shared[kMaxThreads / 32];
-  typename Source::Block held[kHeld];
-  load_held(source, blockIdx.x, blocks, held);
+  const typename Source::Block first = load_first(source, blockIdx.x, blocks);
   std::uint32_t result = 0;
-  visit_blocks(source, blockIdx.x, blocks, held,
+  visit_blocks(source, blockIdx.x, blocks, first,
                [&](int, const auto& block) { result = max(result, finite_amax(block)); });
   result = cta_max(result, shared);
   if (threadIdx.x == 0 && result > 0) atomicMax(amax, result);

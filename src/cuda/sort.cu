@@ -172,8 +172,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
       return;
     }
     const std::int32_t row = totals[expert] + at + earlier;
-    p.row_to_token[row] = static_cast<std::int32_t>(pair / p.top_k);
-    p.row_to_slot[row] = static_cast<std::int32_t>(pair % p.top_k);
+    const std::uint32_t pair32 = static_cast<std::uint32_t>(pair),
+                        top_k = static_cast<std::uint32_t>(p.top_k);
+    p.row_to_token[row] = static_cast<std::int32_t>(pair32 / top_k);
+    p.row_to_slot[row] = static_cast<std::int32_t>(pair32 % top_k);
     p.slot_to_row[pair] = row;
   });
 }

@@ -37,6 +37,8 @@ MEGAMOE_HD constexpr float add_rn(float a, float b) {
 #endif
 }
 
+MEGAMOE_HD_RARE constexpr float plain_divide(float a, float b) { return a / b; }
+
 // a / b for b in [1, 2], rounded once.
 MEGAMOE_HD constexpr float divide_by_one_to_two(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -51,7 +53,17 @@ MEGAMOE_HD constexpr float divide_by_one_to_two(float a, float b) {
     return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
   }
 #endif
-  return a / b;
+  return plain_divide(a, b);
+}
+
+// p * 2^n, and what exp is where that is no normal number.
+MEGAMOE_HD_RARE constexpr float exp_f32_far(float x, float p, float n) {
+  if (is_nan(x)) return x;
+  if (x > 88.73f) return float_of_bits(kFloatInf);
+  if (x < -103.98f) return 0.0f;
+  // 2^n in two factors, so that neither overflows nor rounds before the last product does.
+  const int half = static_cast<int>(n) / 2, rest = static_cast<int>(n) - half;
+  return mul_rn(mul_rn(p, power_of_two(half)), power_of_two(rest));
 }
 
 MEGAMOE_HD constexpr float exp_f32(float x) {
@@ -72,12 +84,7 @@ MEGAMOE_HD constexpr float exp_f32(float x) {
   p = add_rn(mul_rn(p, r), 1.0f);
   // p is within [0.7, 1.42]: here n is small enough that a sum in the exponent is the exact product.
   if (magnitude(x) < 80.0f) return float_of_bits(bits_of_float(p) + (bits_of_float(rounded) << 23));
-  if (is_nan(x)) return x;
-  if (x > 88.73f) return float_of_bits(kFloatInf);
-  if (x < -103.98f) return 0.0f;
-  // 2^n in two factors, so that neither overflows nor rounds before the last product does.
-  const int half = static_cast<int>(n) / 2, rest = static_cast<int>(n) - half;
-  return mul_rn(mul_rn(p, power_of_two(half)), power_of_two(rest));
+  return exp_f32_far(x, p, n);
 }
 
 MEGAMOE_HD constexpr float sigmoid_f32(float x) {
