@@ -518,7 +518,7 @@ constexpr int scratch_bytes() {
 }
 template <class Config>
 constexpr int shared_bytes() {
-  return static_cast<int>(sizeof(GemmStorage<Config>)) + scratch_bytes<Config>() + 1024;
+  return static_cast<int>(sizeof(GemmStorage<Config>)) + scratch_bytes<Config>();
 }
 
 template <class Config, class Epilogue>
@@ -526,9 +526,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     grouped_gemm_kernel(const __grid_constant__ GemmParams p, const __grid_constant__ Epilogue epilogue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   // Set-up.
-  extern __shared__ std::uint8_t shared[];
-  auto& s = *reinterpret_cast<GemmStorage<Config>*>((reinterpret_cast<std::uintptr_t>(shared) + 1023) / 1024 *
-                                                    1024);
+  // NOTE: no rounding up of the address: that would hide from the compiler that this is shared memory.
+  extern __shared__ __align__(1024) std::uint8_t shared[];
+  auto& s = *reinterpret_cast<GemmStorage<Config>*>(shared);
   auto* scratch = reinterpret_cast<float*>(&s + 1);
   sum_token_tiles<Config>(p, s);
   if (threadIdx.x == 32) {
