@@ -1,0 +1,67 @@
+// gemm.h: the two grouped GEMMs of the layer on Hopper.
+//
+// Launchers: raw device pointers, sizes, a stream; nothing is allocated or waited for. Weights are in the
+// packed form of weight_layout.h. At most 1024 experts; fewer than 2^31 rows.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "megamoe/layer.h"
+
+namespace megamoe::sm90 {
+
+// What both GEMMs take.
+struct GroupedInput {
+  const std::uint8_t* weights = nullptr;  // [experts][packed_bytes]
+  int experts = 0;
+  std::int64_t weight_rows = 0;           // I (of gate and up each), or H
+  std::int64_t cols = 0;                  // K, a multiple of 16
+  const std::int64_t* offsets = nullptr;  // [experts + 1] on the device
+  std::int64_t max_rows = 0;              // no routing has more rows: chooses the tile, never the result
+  // Tokens in BF16 or NVFP4. BF16: 16-byte aligned rows. NVFP4: contiguous, scales are the tensor scales [*].
+  ActivationRows tokens;
+  const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
+};
+
+struct Gemm1 {
+  GroupedInput in;
+  ActivationConfig activation;
+  const float* weight_scales = nullptr;  // [experts][2]: gate's and up's tensor scale; relu2: [experts]
+  const float* gate_bias = nullptr;      // [experts, I] or null
+  const float* up_bias = nullptr;        // [experts, I] or null
+  L1Output mode = L1Output::kCompactBf16;
+  ActivationRows out;                       // as PreparedLayer::gemm1 says; kFp8 is not made
+  unsigned long long* saturated = nullptr;  // blocks of h cut to 448 are added here; may be null
+};
+cudaError_t gemm1(const Gemm1& call, cudaStream_t stream);
+
+struct Gemm2 {
+  GroupedInput in;
+  const float* weight_scales = nullptr;  // [experts]
+  const float* bias = nullptr;           // [experts, H] or null
+  float* out = nullptr;                  // [rows, H]
+};
+cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
+
+// The tile for a problem: a pure function of its size.
+struct TileChoice {
+  int tokens;      // of a tile
+  int row_groups;  // warpgroups along the weight rows
+  int split;       // warpgroups along K
+  friend bool operator==(const TileChoice&, const TileChoice&) = default;
+};
+// With few rows for each expert small tiles stream weights; twice the mean leaves room for uneven routing.
+constexpr TileChoice choose_tile(std::int64_t rows, int experts) {
+  const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
+  const std::int64_t mean = busy > 0 ? (rows + busy - 1) / busy : 0;
+  if (mean <= 4) return {8, 1, 4};
+  if (mean <= 8) return {16, 1, 4};
+  if (mean <= 16) return {32, 1, 4};
+  if (mean <= 48) return {64, 2, 1};
+  return {128, 2, 1};
+}
+
+}  // namespace megamoe::sm90
