@@ -7,11 +7,18 @@
 #include "cpu/cpu_backend.h"
 #include "megamoe/moe_layer.h"
 #include "ref/ref_backend.h"
+#ifdef MEGAMOE_HOPPER
+#include "cuda/sm90/hopper_backend.h"
+#endif
 
 namespace megamoe {
 
 const std::vector<const Backend*>& all_backends() {
-  static const std::vector<const Backend*> backends = {&cpu_backend(), &ref_backend()};
+  static const std::vector<const Backend*> backends = {
+#ifdef MEGAMOE_HOPPER
+      &hopper_backend(),
+#endif
+      &cpu_backend(), &ref_backend()};
   return backends;
 }
 

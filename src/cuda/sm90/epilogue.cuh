@@ -7,45 +7,11 @@
 
 #include "backend/backend.h"
 #include "cuda/sm90/grouped_gemm.cuh"
-#include "megamoe/layer.h"
+#include "layer/activation.h"
 #include "numerics/bf16.h"
-#include "numerics/exp.h"
 #include "numerics/nvfp4.h"
 
 namespace megamoe::sm90 {
-
-// act(gate, up) and, for the interleaved mode, what stands in the gate column.
-struct Activated {
-  float gate;
-  float h;
-};
-__device__ inline Activated activate(const ActivationConfig& config, float gate, float up) {
-  switch (config.kind) {
-    case Activation::kSwiGlu: {
-      const float g = silu_f32(gate);
-      return {g, __fmul_rn(g, up)};
-    }
-    case Activation::kSwiGluClamped: {
-      const float limit = config.limit;
-      gate = gate > limit ? limit : gate;
-      up = up > limit ? limit : up < -limit ? -limit : up;
-      const float g = silu_f32(gate);
-      return {g, __fmul_rn(g, up)};
-    }
-    case Activation::kGptOss: {
-      const float limit = config.limit;
-      gate = gate > limit ? limit : gate;
-      up = up > limit ? limit : up < -limit ? -limit : up;
-      const float g = __fmul_rn(gate, sigmoid_f32(__fmul_rn(config.alpha, gate)));
-      return {g, __fmul_rn(g, __fadd_rn(up, 1.0f))};
-    }
-    case Activation::kRelu2: {
-      const float r = up < 0.0f ? 0.0f : up;
-      return {0.0f, __fmul_rn(r, r)};
-    }
-  }
-  return {0.0f, 0.0f};
-}
 
 // 2^-kOperandShift once for each operand that was decoded from NVFP4: exact.
 template <class Config>
@@ -143,7 +109,7 @@ struct GatedEpilogue {
         float gate = __fmul_rn(__fmul_rn((c == 0 ? acc[f].x : acc[f].y) * factor, x_scale), gate_scale);
         float up = __fmul_rn(__fmul_rn((c == 0 ? acc[f].z : acc[f].w) * factor, x_scale), up_scale);
         if (gate_bias != nullptr) gate = __fadd_rn(gate, gb[f]), up = __fadd_rn(up, ub[f]);
-        const Activated activated = activate(activation, gate, up);
+        const ActivatedPair activated = activate(activation, gate, up);
         g[f] = activated.gate, h[f] = activated.h;
       }
       if (out.mode == L1Output::kNvfp4) {
