@@ -63,10 +63,14 @@ struct EncodedBlock {
   Nvfp4Scale scale;
 };
 
-// By the definition's own steps; out of line, since hardly a block takes this way.
-__device__ __noinline__ inline EncodedBlock encode_slowly(const float* values, float g) {
+// By the definition's own steps. Hardly a block takes this way.
+template <class Block>
+__device__ EncodedBlock encode_slowly(const Block& values, float g) {
+  float unpacked[kNvfp4Block];
+#pragma unroll
+  for (int i = 0; i < kNvfp4Block; ++i) unpacked[i] = values(i);
   std::uint8_t bytes[kNvfp4Block / 2];
-  const Nvfp4Scale scale = nvfp4_quantize_block(values, g, bytes);
+  const Nvfp4Scale scale = nvfp4_quantize_block(unpacked, g, bytes);
   std::uint32_t words[2] = {0, 0};
   for (int i = 0; i < kNvfp4Block / 2; ++i)
     words[i / 4] |= static_cast<std::uint32_t>(bytes[i]) << (i % 4 * 8);
@@ -94,22 +98,24 @@ __device__ inline uint2 encode_codes(const Block& values, float d) {
 }
 
 // A block whose largest magnitude has the bits `amax`, above or at kFloatInf if not all values are finite.
+// False, and nothing made, where the block needs encode_slowly.
 template <class Block>
-__device__ inline EncodedBlock encode_block(const Block& values, std::uint32_t amax, float g) {
+__device__ inline bool encode_fast(const Block& values, std::uint32_t amax, float g, EncodedBlock& out) {
+  if (amax >= kFloatInf) {
+    out = {make_uint2(0, 0), {kE4M3NaN, false}};
+    return true;
+  }
   const float a = __uint_as_float(amax), divisor = kE2M1Max * g;
   const float y = reciprocal(divisor);
   const float wanted = refine(refine(__fmul_rn(a, y), a, divisor, y), a, divisor, y);
-  const bool fast = g >= kFastMin && g <= kFastMax && a <= kFastMax && (a >= kFastMin || amax == 0) &&
-                    wanted <= kFastQuotient;
-  if (fast) {
-    const float cut = fminf(fmaxf(wanted, kE4M3Min), kE4M3Max);
-    const std::uint8_t code = amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(cut);
-    return {encode_codes(values, scale_of_e4m3(code) * g), {code, wanted > kE4M3Max * (1.0f + 0x1p-20f)}};
+  if (!(g >= kFastMin && g <= kFastMax && a <= kFastMax && (a >= kFastMin || amax == 0) &&
+        wanted <= kFastQuotient)) {
+    return false;
   }
-  float unpacked[kNvfp4Block];
-#pragma unroll
-  for (int i = 0; i < kNvfp4Block; ++i) unpacked[i] = values(i);
-  return encode_slowly(unpacked, g);
+  const float cut = fminf(fmaxf(wanted, kE4M3Min), kE4M3Max);
+  const std::uint8_t code = amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(cut);
+  out = {encode_codes(values, scale_of_e4m3(code) * g), {code, wanted > kE4M3Max * (1.0f + 0x1p-20f)}};
+  return true;
 }
 
 }  // namespace megamoe::cuda

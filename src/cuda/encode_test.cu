@@ -24,7 +24,9 @@ __global__ void scale_kernel(const float* amax, float g, std::int64_t n, std::ui
   if (i >= n) return;
   RawBlock<float> values;
   for (uint4& v : values.raw) v = make_uint4(__float_as_uint(amax[i]), 0, 0, 0);
-  const Nvfp4Scale scale = encode_block(values, values.amax(), g).scale;
+  EncodedBlock block;
+  if (!encode_fast(values, values.amax(), g, block)) block = encode_slowly(values, g);
+  const Nvfp4Scale scale = block.scale;
   codes[i] = scale.code;
   saturated[i] = scale.saturated;
 }

@@ -1,4 +1,4 @@
-// quantize.cu: one CTA for each row, a block of 16 columns in each thread's registers.
+// quantize.cu: one CTA for each row, kHeld blocks of 16 columns in a thread's registers.
 #include "cuda/blocks.cuh"
 #include "cuda/encode.cuh"
 #include "cuda/launch.h"
@@ -6,10 +6,11 @@
 namespace megamoe::cuda {
 namespace {
 
-constexpr int kMaxThreads = 1024;
+constexpr int kHeld = 2;
+constexpr int kMaxThreads = 512;
 
 int threads_for(std::int64_t cols) {
-  const std::int64_t wanted = cols / kNvfp4Block;
+  const std::int64_t wanted = (cols / kNvfp4Block + kHeld - 1) / kHeld;
   return static_cast<int>(wanted >= kMaxThreads ? kMaxThreads : (wanted + 31) / 32 * 32);
 }
 
@@ -28,37 +29,42 @@ __device__ void add_to(unsigned long long* total, int count) {
   if (sum > 0 && threadIdx.x % 32 == 0) atomicAdd(total, static_cast<unsigned long long>(sum));
 }
 
-// Calls visit(block, its values) for every block of `row` that is this thread's. The first is `first`; others
-// exist only in rows of more than 16 * kMaxThreads columns.
+// Calls visit(block, its values) for every block of `row` that is this thread's. The first kHeld are `held`.
 template <class Source, class Visit>
 __device__ void visit_blocks(const Source& source, std::int64_t row, int blocks,
-                             const typename Source::Block& first, const Visit& visit) {
-  typename Source::Block values = first;
-#pragma unroll 1
-  for (int block = static_cast<int>(threadIdx.x); block < blocks;) {
-    visit(block, values);
-    block += static_cast<int>(blockDim.x);
-    if (block < blocks) values = source.load(row, block);
+                             const typename Source::Block (&held)[kHeld], const Visit& visit) {
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
+    if (block < blocks) visit(block, held[i]);
+  }
+  for (int block = static_cast<int>(threadIdx.x + kHeld * blockDim.x); block < blocks;
+       block += static_cast<int>(blockDim.x)) {
+    visit(block, source.load(row, block));
   }
 }
 
 template <class Source>
-__device__ typename Source::Block load_first(const Source& source, std::int64_t row, int blocks) {
-  typename Source::Block values;
-  if (static_cast<int>(threadIdx.x) < blocks) values = source.load(row, threadIdx.x);
-  return values;
+__device__ void load_held(const Source& source, std::int64_t row, int blocks,
+                          typename Source::Block (&held)[kHeld]) {
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
+    if (block < blocks) held[i] = source.load(row, block);
+  }
 }
 
 template <class Source, bool kDynamic>
 __global__ void __launch_bounds__(kMaxThreads)
     quantize_kernel(const __grid_constant__ Source source, int blocks, const __grid_constant__ Nvfp4Out out) {
   const std::int64_t row = blockIdx.x;
-  const typename Source::Block first = load_first(source, row, blocks);
+  typename Source::Block held[kHeld];
+  load_held(source, row, blocks, held);
   float g;
   if constexpr (kDynamic) {
     __shared__ std::uint32_t shared[kMaxThreads / 32];
     std::uint32_t amax = 0;
-    visit_blocks(source, row, blocks, first,
+    visit_blocks(source, row, blocks, held,
                  [&](int, const auto& block) { amax = max(amax, finite_amax(block)); });
     g = nvfp4_tensor_scale(__uint_as_float(cta_max(amax, shared)));
     if (threadIdx.x == 0) out.tensor_scales[row] = g;
@@ -66,14 +72,28 @@ __global__ void __launch_bounds__(kMaxThreads)
     g = out.tensor_scales[row];
   }
   int saturated = 0;
-  uint2* codes = reinterpret_cast<uint2*>(out.codes) + row * blocks;
-  std::uint8_t* scales = out.scales + row * blocks;
-  visit_blocks(source, row, blocks, first, [&](int block, const auto& values) {
-    const EncodedBlock encoded = encode_block(values, values.amax(), g);
-    __stcs(codes + block, encoded.codes);
-    scales[block] = encoded.scale.code;
+  bool all_fast = true;
+  const auto store = [&](int block, const EncodedBlock& encoded) {
+    __stcs(reinterpret_cast<uint2*>(out.codes) + row * blocks + block, encoded.codes);
+    out.scales[row * blocks + block] = encoded.scale.code;
     saturated += encoded.scale.saturated;
+  };
+  visit_blocks(source, row, blocks, held, [&](int block, const auto& values) {
+    EncodedBlock encoded;
+    if (encode_fast(values, values.amax(), g, encoded)) {
+      store(block, encoded);
+    } else {
+      all_fast = false;
+    }
   });
+  // Last, and from memory again, so that the usual way keeps no registers for it.
+  if (!all_fast) {
+    saturated = 0;
+#pragma unroll 1
+    for (int block = static_cast<int>(threadIdx.x); block < blocks; block += static_cast<int>(blockDim.x)) {
+      store(block, encode_slowly(source.load(row, block), g));
+    }
+  }
   add_to(out.saturated, saturated);
 }
 
@@ -92,9 +112,10 @@ template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
     row_amax_kernel(const __grid_constant__ Source source, int blocks, float* amax) {
   __shared__ std::uint32_t shared[kMaxThreads / 32];
-  const typename Source::Block first = load_first(source, blockIdx.x, blocks);
+  typename Source::Block held[kHeld];
+  load_held(source, blockIdx.x, blocks, held);
   std::uint32_t result = 0;
-  visit_blocks(source, blockIdx.x, blocks, first,
+  visit_blocks(source, blockIdx.x, blocks, held,
                [&](int, const auto& block) { result = max(result, finite_amax(block)); });
   result = cta_max(result, shared);
   if (threadIdx.x == 0) amax[blockIdx.x] = __uint_as_float(result);
@@ -106,9 +127,10 @@ template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
     tensor_amax_kernel(const __grid_constant__ Source source, int blocks, unsigned* amax) {
   __shared__ std::uint32_t shared[kMaxThreads / 32];
-  const typename Source::Block first = load_first(source, blockIdx.x, blocks);
+  typename Source::Block held[kHeld];
+  load_held(source, blockIdx.x, blocks, held);
   std::uint32_t result = 0;
-  visit_blocks(source, blockIdx.x, blocks, first,
+  visit_blocks(source, blockIdx.x, blocks, held,
                [&](int, const auto& block) { result = max(result, finite_amax(block)); });
   result = cta_max(result, shared);
   if (threadIdx.x == 0 && result > 0) atomicMax(amax, result);
