@@ -16,5 +16,6 @@ python3 tools/check_links.py
 echo "== Linter"
 # A tree of its own: the compiler's precompiled headers are not the linter's.
 cmake --preset dev -B build/lint -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON >/dev/null
-mapfile -t units < <(git ls-files 'src/*.cc' 'cli/*.cc' | grep -v '_test\.cc$')
+# The GPU's sources are not part of this tree.
+mapfile -t units < <(git ls-files 'src/*.cc' 'cli/*.cc' ':!src/cuda' | grep -v '_test\.cc$')
 printf '%s\n' "${units[@]}" | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build/lint 2>/dev/null
