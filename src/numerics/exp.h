@@ -9,8 +9,8 @@
 //           Below -103.98 the result is 0, above 88.73 infinity; NaN stays NaN.
 // sigmoid   e = exp(-|x|) never overflows: x >= 0: 1 / (1 + e), x < 0: e / (1 + e).
 // silu      x >= 0: x / (1 + e), x < 0: x * e / (1 + e) (the product first). Finite for every finite x.
-// Error     exp 1.25 ulp, sigmoid 2.5 ulp, silu 3.5 ulp; a subnormal exp or sigmoid is within 0.8 * 2^-149, and
-//           silu below x = -87, where exp(x) is subnormal, within 2^-142.
+// Error     exp 1.25 ulp, sigmoid 2.5 ulp, silu 3.5 ulp; a subnormal exp or sigmoid is within 0.8 * 2^-149,
+//           and silu below x = -87, where exp(x) is subnormal, within 2^-142.
 #pragma once
 
 #include <cstdint>
