@@ -13,10 +13,6 @@ namespace megamoe {
 
 inline constexpr std::int64_t kCacheLine = 64;
 
-inline constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // `count` elements of T at a 64-byte boundary. The content is whatever the memory held.
 template <class T>
 class AlignedBuffer {
