@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string checkpoint;
+  std::string checkpoint, fused_layout;
   std::vector<std::string> activations;
   std::string output;
   std::optional<int> layer;
@@ -60,7 +60,7 @@ std::string range_text(const std::vector<ExpertInputScales>& experts, InputScale
 }
 
 int run(const Options& options) {
-  const ModelIndex model = index_model(Checkpoint::open(options.checkpoint));
+  const ModelIndex model = index_model(Checkpoint::open(options.checkpoint), {options.fused_layout});
   std::vector<RecordedActivations> files;
   for (const std::string& file : options.activations) files.emplace_back(file);
   std::vector<int> numbers;
@@ -114,6 +114,7 @@ std::function<int()> add_calibrate(CLI::App& app) {
   app.add_option("--activations", options->activations, "recorded activations, one or more safetensors files")
       ->required();
   app.add_option("-o,--output", options->output, "the file of scales to write")->required();
+  add_fused_layout(app, options->fused_layout);
   app.add_option("--layer", options->layer, "only this layer");
   app.add_option("--backend", options->backend, "what to run on (see megamoe backends)");
   add_threads(app);

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string checkpoint;
+  std::string checkpoint, fused_layout;
   std::optional<int> layer;
   bool values = false;
   bool json = false;
@@ -146,7 +146,7 @@ std::string findings_text(const Inspection& inspection) {
 }
 
 int run(const Options& options) {
-  const ModelIndex model = index_model(Checkpoint::open(options.checkpoint));
+  const ModelIndex model = index_model(Checkpoint::open(options.checkpoint), {options.fused_layout});
   const Inspection inspection = inspect(model, {.values = options.values, .layer = options.layer});
   if (options.json) {
     print_json(to_json(inspection, options));
@@ -172,6 +172,7 @@ std::function<int()> add_inspect(CLI::App& app) {
   app.add_option("CHECKPOINT", options->checkpoint, "a model's directory or one safetensors file")
       ->required();
   app.add_option("--layer", options->layer, "only this layer, with a row for each matrix");
+  add_fused_layout(app, options->fused_layout);
   app.add_flag("--values", options->values, "read every dense weight too and count NaN and infinity");
   add_threads(app);
   add_json(app, options->json);

@@ -102,6 +102,12 @@ void add_threads(CLI::App& app) {
   app.add_option_function<int>("--threads", &set_num_threads, "threads to use; 0: all cores (default)");
 }
 
+void add_fused_layout(CLI::App& app, std::string& fused_layout) {
+  app.add_option("--fused-layout", fused_layout,
+                 "order of fused expert tensors that shapes leave open: rows-first or cols-first")
+      ->check(CLI::IsMember({"rows-first", "cols-first"}).description(""));
+}
+
 }  // namespace megamoe::cli
 
 int main(int argc, char** argv) {

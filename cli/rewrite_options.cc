@@ -60,9 +60,7 @@ void add_rewrite_options(CLI::App& app, const char* family_option, bool family_r
       ->required(family_required);
   add_choice(app, "--gate-up-scale", options.gate_up_scale, {GateUpScale::kShared, GateUpScale::kSeparate},
              "shared (default): one tensor scale for an expert's gate and up; separate: each its own");
-  app.add_option("--fused-layout", options.fused_layout,
-                 "order of fused expert tensors that shapes leave open: rows-first or cols-first")
-      ->check(CLI::IsMember({"rows-first", "cols-first"}).description(""));
+  add_fused_layout(app, options.fused_layout);
   app.add_flag("--overwrite", options.overwrite, "replace DST, once the new one is complete");
   add_threads(app);
   app.add_flag("--progress", options.progress, "report progress even where stderr is no terminal");

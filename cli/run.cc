@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string checkpoint;
+  std::string checkpoint, fused_layout;
   std::string activations;
   std::optional<int> layer;
   RecordedNames names;
@@ -308,7 +308,7 @@ int run(const Options& options) {
     fail(ErrorCode::kInvalidArgument, "--tokens must be 0 or more, got {}", *options.tokens);
   }
   layer_options(options);  // refuses before any file is read
-  const ModelIndex model = index_model(Checkpoint::open(options.checkpoint));
+  const ModelIndex model = index_model(Checkpoint::open(options.checkpoint), {options.fused_layout});
   const RecordedActivations activations(options.activations);
   std::vector<int> numbers;
   if (options.layer) {
@@ -356,6 +356,7 @@ std::function<int()> add_run(CLI::App& app) {
   app.add_option("--activations", options->activations, "recorded activations, a safetensors file")
       ->required();
   app.add_option("--layer", options->layer, "only this layer; otherwise every one that has an input");
+  add_fused_layout(app, options->fused_layout);
   app.add_option("--format", options->format, "activations as bf16 (default), fp8 or nvfp4");
   app.add_option("--x-scale", options->x_scale,
                  "nvfp4: tensor scale of x: static, layer-max, token or tensor");

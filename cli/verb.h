@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <string>
 #include <string_view>
 
 namespace megamoe::cli {
@@ -30,5 +31,7 @@ std::function<int()> add_verify(CLI::App& app);
 // The options that every verb (add_json), or every verb that works for longer (add_threads), has.
 void add_json(CLI::App& app, bool& json);
 void add_threads(CLI::App& app);
+// The option of every verb that reads a checkpoint whose shapes may leave the order of fused experts open.
+void add_fused_layout(CLI::App& app, std::string& fused_layout);
 
 }  // namespace megamoe::cli

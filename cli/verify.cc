@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string quantized, source, html;
+  std::string quantized, source, fused_layout, html;
   std::optional<double> min_snr;
   int worst = 5;
   bool progress = false;
@@ -125,8 +125,8 @@ std::string to_text(const Verification& verification, const Options& options, st
 }
 
 int run(const Options& options) {
-  const ModelIndex quantized = index_model(Checkpoint::open(options.quantized));
-  const ModelIndex source = index_model(Checkpoint::open(options.source));
+  const ModelIndex quantized = index_model(Checkpoint::open(options.quantized), {options.fused_layout});
+  const ModelIndex source = index_model(Checkpoint::open(options.source), {options.fused_layout});
   Verification verification;
   {
     ProgressBar bar("verify", options.progress);
@@ -152,6 +152,7 @@ std::function<int()> add_verify(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   app.add_option("QUANTIZED", options->quantized, "the quantised checkpoint")->required();
   app.add_option("SOURCE", options->source, "the checkpoint it was made from")->required();
+  add_fused_layout(app, options->fused_layout);
   app.add_option("--min-snr", options->min_snr, "exit with 1 if a matrix has a lower SNR, in dB");
   app.add_option("--worst", options->worst, "how many of the worst matrices to list (default 5)");
   app.add_option("--html", options->html, "also write a page with a heat map to this file");

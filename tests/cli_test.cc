@@ -231,6 +231,32 @@ TEST_F(CliTest, RefusesWrongUsage) {
   }
 }
 
+// Square fused tensors: the error asks for an option, so the verb must have it.
+TEST_F(CliTest, EveryReaderTakesAFusedLayout) {
+  std::vector<float> values(2 * 32 * 32);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.01f * static_cast<float>(i % 97) - 0.5f;
+  const auto experts = [&](const char* name, std::int64_t rows, std::int64_t cols) {
+    return tensor(fmt::format("model.layers.0.mlp.experts.{}", name), DType::kF32, {2, rows, cols},
+                  std::vector<float>(values.begin(), values.begin() + 2 * rows * cols));
+  };
+  std::filesystem::create_directory(dir_ / "square");
+  testing::write_safetensors(dir_ / "square/model.safetensors",
+                             {experts("gate_up_proj", 32, 32), experts("down_proj", 32, 16)});
+  testing::write_bytes(dir_ / "square/config.json", R"({"num_experts_per_tok": 1})");
+  testing::write_safetensors(
+      dir_ / "x.safetensors",
+      {tensor("layers.0.mlp.input", DType::kF32, {1, 32}, std::vector<float>(32, 1)),
+       tensor("layers.0.mlp.router_logits", DType::kF32, {1, 2}, std::vector<float>{1, 0})});
+  const std::string model = path("square"), with = " --activations " + path("x.safetensors");
+  for (const std::string& verb :
+       {"inspect " + model, "run " + model + with, "calibrate " + model + with + " -o " + path("s.json"),
+        "quantize " + model + " " + path("q"), "verify " + path("q") + " " + model}) {
+    if (!verb.starts_with("verify")) expect_refused(verb, 1, "--fused-layout");
+    megamoe_json(verb + " --fused-layout rows-first");
+  }
+  expect_refused("inspect " + model + " --fused-layout sideways", 2, "--fused-layout");
+}
+
 TEST_F(CliTest, RefusesWrongFiles) {
   testing::write_bytes(dir_ / "empty.safetensors", "");
   testing::write_bytes(dir_ / "text.safetensors", "this is no safetensors file at all");

@@ -79,7 +79,9 @@ ExpertInspection inspect_expert(std::int64_t expert,
 }
 
 bool is_bad_scale(const std::optional<double>& scale) {
-  return scale && !(std::isfinite(*scale) && *scale > 0);
+  // What computes has it in FP32, where the reciprocal of a denormal is infinite.
+  const float value = static_cast<float>(scale.value_or(1));
+  return !(std::isfinite(value) && value > 0);
 }
 
 // Counts of one kind of fault in a layer, with the first matrix that has it.

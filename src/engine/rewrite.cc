@@ -285,6 +285,7 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
   const auto start = std::chrono::steady_clock::now();
   const Checkpoint& checkpoint = *plan.model().checkpoint;
   std::error_code error;
+  if (destination.empty()) fail(ErrorCode::kInvalidArgument, "the destination has no name");
   if (fs::equivalent(checkpoint.path(), destination, error)) {
     fail(ErrorCode::kInvalidArgument, "{} is the source itself", destination.string());
   }

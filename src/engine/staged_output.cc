@@ -33,18 +33,31 @@ bool is_there(const fs::path& path) {
   return there;
 }
 
-// "a/b/" and "a/b" are the same destination.
-fs::path without_trailing_slash(const fs::path& path) {
-  const fs::path normal = path.lexically_normal();
-  return normal.has_filename() ? normal : normal.parent_path();
+// "a/b/" and "a/b" are the same destination; "." and ".." get the name they stand for, since only that can be
+// renamed.
+fs::path renameable(const fs::path& path) {
+  fs::path normal = path.lexically_normal();
+  if (!normal.has_filename()) normal = normal.parent_path();
+  if (normal.filename() != "." && normal.filename() != "..") return normal;
+  std::error_code error;
+  normal = fs::canonical(normal, error);
+  check(error, "examine", path);
+  return normal;
 }
 
-// --overwrite must not delete a directory that was given by mistake.
+// --overwrite must not delete a directory that was given by mistake. What a run writes is files alone, so a
+// folder inside (another model, say) was put there by someone else.
 void check_replaceable(const fs::path& directory) {
   bool has_weights = false, empty = true;
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     empty = false;
+    std::error_code unknown;
+    if (fs::is_directory(it->symlink_status(unknown))) {
+      fail(ErrorCode::kInvalidArgument,
+           "{} holds the folder {}, which no run has written, so it is not replaced", directory.string(),
+           it->path().filename().string());
+    }
     has_weights = has_weights || it->path().extension() == ".safetensors";
   }
   check(error, "list", directory);
@@ -83,7 +96,7 @@ FileDescriptor lock_recipe(const fs::path& path, bool create) {
 }  // namespace
 
 StagedOutput::StagedOutput(const fs::path& destination, bool overwrite, const std::string& recipe)
-    : destination_(without_trailing_slash(destination)), staging_(destination_.string() + ".partial") {
+    : destination_(renameable(destination)), staging_(destination_.string() + ".partial") {
   std::error_code error;
   if (is_there(destination_)) {
     if (!overwrite) {
@@ -119,7 +132,9 @@ void StagedOutput::commit() {
   if (is_there(destination_)) {
     lock_recipe(destination_ / kRecipeName, true);
     replaced = renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, destination_.c_str(), RENAME_EXCHANGE) == 0;
-    if (!replaced) {  // a file system without exchange: two steps
+    // Two steps on a file system without exchange; any other refusal must not cost what is there.
+    if (!replaced && errno != EINVAL && errno != ENOSYS) fail_errno("replace", destination_);
+    if (!replaced) {
       fs::remove_all(destination_, error);
       check(error, "remove", destination_);
     }

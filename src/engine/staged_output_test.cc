@@ -59,6 +59,11 @@ TEST(StagedOutput, DoesNotDeleteWhatIsNoCheckpoint) {
   write_bytes(dir / "home/letter.txt", "dear");
   expect_error(ErrorCode::kInvalidArgument, {"no .safetensors file"},
                [&] { StagedOutput(dir / "home", true, "r"); });
+  fs::create_directories(dir / "models/llama");
+  write_bytes(dir / "models/stray.safetensors", "x");
+  expect_error(ErrorCode::kInvalidArgument, {"models holds the folder llama"},
+               [&] { StagedOutput(dir / "models", true, "r"); });
+  EXPECT_TRUE(fs::exists(dir / "models/llama"));
   write_bytes(dir / "file", "x");
   expect_error(ErrorCode::kInvalidArgument, {"not a directory"},
                [&] { StagedOutput(dir / "file", true, "r"); });
@@ -67,6 +72,23 @@ TEST(StagedOutput, DoesNotDeleteWhatIsNoCheckpoint) {
   expect_error(ErrorCode::kInvalidArgument, {"in the way"}, [&] { StagedOutput(dir / "dst", false, "r"); });
   EXPECT_TRUE(fs::exists(dir / "home/letter.txt"));
   EXPECT_TRUE(fs::exists(dir / "dst.partial/mine"));
+}
+
+TEST(StagedOutput, ReplacesTheWorkingDirectoryUnderItsName) {
+  const TempDir dir;
+  fs::create_directory(dir / "dst");
+  write_bytes(dir / "dst/old.safetensors", "old");
+  const fs::path before = fs::current_path();
+  fs::current_path(dir / "dst");
+  {
+    StagedOutput output(".", true, "r");
+    EXPECT_EQ(output.directory(), fs::canonical(dir / "dst").string() + ".partial");
+    write_bytes(output.directory() / "new", "new");
+    output.commit();
+  }
+  fs::current_path(before);
+  EXPECT_EQ(read_bytes(dir / "dst/new"), "new");
+  EXPECT_FALSE(fs::exists(dir / "dst/old.safetensors"));
 }
 
 TEST(StagedOutput, IsBuiltByOneRunAtATime) {
