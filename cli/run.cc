@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -67,6 +68,7 @@ struct Result {
   RoutingSource routing = RoutingSource::kRouter;
   std::string weights;  // formats of the experts
   double norm = 0;
+  std::int64_t nonfinite = 0;       // elements of the output
   double unrounded_error = 0;       // of the output before it is rounded to BF16
   std::optional<ErrorStats> error;  // against the recorded output
   double seconds = 0;               // median
@@ -205,6 +207,7 @@ Result run_layer(const ModelIndex& model, const RecordedActivations& activations
   std::vector<float> values;
   for (const bf16 value : out.y) values.push_back(to_float(value));
   out.norm = compare(values, values).norm;
+  out.nonfinite = std::count_if(values.begin(), values.end(), [](float v) { return !std::isfinite(v); });
   if (!recorded.output.empty()) {
     out.error = compare(values, recorded.output);
     out.unrounded_error = compare(unrounded.values(), recorded.output).relative;
@@ -226,6 +229,7 @@ json to_json(const Result& result) {
               {"max_rows_per_expert", result.max_rows},
               {"weights", result.weights},
               {"output_norm", result.norm},
+              {"nonfinite_outputs", result.nonfinite},
               {"saturated_blocks", result.saturated},
               {"rounded_inputs", result.rounded_inputs},
               {"seconds", result.seconds},
@@ -270,6 +274,9 @@ std::string results_text(const std::vector<Result>& results, const Options& opti
   for (const Result& r : results) {
     if (r.rounded_inputs > 0) {
       text += fmt::format("note: {} inputs of layer {} were rounded to bf16\n", r.rounded_inputs, r.layer);
+    }
+    if (r.nonfinite > 0) {
+      text += fmt::format("warning: {} outputs of layer {} are NaN or infinite\n", r.nonfinite, r.layer);
     }
     for (const std::string& note : r.notes)
       text += fmt::format("note: layer {}: {}\n", r.layer, one_line(note));

@@ -26,6 +26,8 @@ struct MoeLayerOptions {
   // afterwards. All three give the same bits; kFused needs a static h scale in kNvfp4 and falls back without.
   enum class L1 { kFused, kCompact, kInterleaved };
   L1 l1 = L1::kFused;
+  // For load(): the order of fused expert tensors that shapes leave open, "rows-first" or "cols-first".
+  std::string fused_layout;
 };
 
 // What a stage of forward() left, handed to MoeLayer::on_stage in order: "x", "x_codes", "offsets", "h", ...

@@ -10,9 +10,9 @@
 namespace megamoe {
 namespace {
 
-// More saturated blocks than this are suspicious: a tensor scale made from the matrix's own maximum leaves
-// one or a few.
-constexpr double kSuspiciousSaturated = 0.01;
+// More saturated blocks than both of these are suspicious: a tensor scale made from the matrix's own maximum
+// leaves a few, those whose maximum is within rounding of it.
+constexpr double kSuspiciousShare = 0.01, kSuspiciousCount = 4.0;
 
 bool is_zero_element(Encoding encoding, DType dtype, const std::byte* element) {
   const auto byte = std::to_integer<std::uint8_t>(*element);
@@ -120,7 +120,7 @@ void find_faults(const LayerInspection& layer, std::vector<Finding>& findings) {
       bad_tensor.add(is_bad_scale(matrix.tensor_scale), name);
       bad_input.add(is_bad_scale(matrix.input_scale), name);
       const bool many = static_cast<double>(matrix.saturated_scales) >
-                        std::max(1.0, kSuspiciousSaturated * static_cast<double>(matrix.scales));
+                        std::max(kSuspiciousCount, kSuspiciousShare * static_cast<double>(matrix.scales));
       saturated.add(many ? matrix.saturated_scales : 0, name);
     }
   }

@@ -198,7 +198,7 @@ void MoeLayer::State::stage_rows(std::string_view stage_name, const ActivationRo
 }
 
 MoeLayer MoeLayer::load(const std::filesystem::path& checkpoint, int layer, const MoeLayerOptions& options) {
-  const ModelIndex model = index_model(Checkpoint::open(checkpoint));
+  const ModelIndex model = index_model(Checkpoint::open(checkpoint), {options.fused_layout});
   return MoeLayer(load_layer(model, find_layer(model, layer)), options);
 }
 

@@ -280,7 +280,7 @@ LayerWeights load_layer(const ModelIndex& model, const MoeLayerInfo& info) {
   load_router(info, out);
 
   if (nvfp4 > 0 && scaled == 0)
-    out.notes.push_back("no input scales: weight-only, or dynamic scales in W4A4");
+    out.notes.emplace_back("no input scales: weight-only, or dynamic scales in W4A4");
   if (tensor_scales_differ > 0) {
     out.notes.push_back(
         fmt::format("gate and up have different tensor scales in {} of {} experts; each keeps "
@@ -298,7 +298,7 @@ LayerWeights load_layer(const ModelIndex& model, const MoeLayerInfo& info) {
         fmt::format("{} MXFP4 matrices have no exact NVFP4 form and are kept as FP32", inexact_casts));
   }
   if (!model.config.scoring_known && info.router_weight != nullptr) {
-    out.notes.push_back(
+    out.notes.emplace_back(
         "nothing tells the router's rule: softmax over all experts, renormalised, is assumed");
   }
   validate(out);
