@@ -8,7 +8,7 @@ function(megamoe_defaults target)
     list(APPEND cxx -Werror)
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       # GCC 12 sees writes out of bounds where a std::string is moved into a vector; the sanitizers watch for real ones.
-      list(APPEND cxx -Wno-error=array-bounds -Wno-error=restrict -Wno-error=stringop-overflow)
+      list(APPEND cxx -Wno-error=array-bounds)
     endif()
     list(APPEND cuda -Werror=all-warnings)
   endif()
