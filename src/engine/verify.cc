@@ -201,7 +201,7 @@ Verification verify(const ModelIndex& quantized, const ModelIndex& source, const
     matrices.resize(pairs[l].size());
     const std::string item = fmt::format("layer {}", out.layers[l].layer);
     const auto count = static_cast<std::int64_t>(pairs[l].size());
-    const std::int64_t batch = std::max(num_threads(), 1) * 4;
+    const std::int64_t batch = std::int64_t{4} * std::max(num_threads(), 1);
     for (std::int64_t first = 0; first < count; first += batch) {
       const std::int64_t last = std::min(count, first + batch);
       parallel_for(last - first, 1, [&](std::int64_t begin, std::int64_t end) {
