@@ -27,7 +27,7 @@ struct MoeLayerOptions {
   enum class L1 { kFused, kCompact, kInterleaved };
   L1 l1 = L1::kFused;
   // For load(): the order of fused expert tensors that shapes leave open, "rows-first" or "cols-first".
-  std::string fused_layout;
+  std::string fused_layout = {};
 };
 
 // What a stage of forward() left, handed to MoeLayer::on_stage in order: "x", "x_codes", "offsets", "h", ...
