@@ -23,6 +23,11 @@ struct TensorRef {
   std::span<const std::byte> bytes() const { return file->bytes(*info); }
 };
 
+// "lm_head.weight (BF16 [128, 256])": for messages.
+inline std::string named(const TensorRef& tensor) {
+  return tensor.info->name + " (" + describe(*tensor.info) + ")";
+}
+
 class Checkpoint {
  public:
   // `path`: a .safetensors file (then there are no configs), or a directory.

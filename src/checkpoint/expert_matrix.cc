@@ -24,7 +24,6 @@
 namespace megamoe {
 namespace {
 
-constexpr std::int64_t kFp8Block = 128;
 constexpr std::int64_t kGrainBytes = 1 << 16;  // what is worth handing to a thread
 
 std::int64_t rows_of_grain(std::int64_t row_bytes) { return kGrainBytes / (row_bytes + 1) + 1; }

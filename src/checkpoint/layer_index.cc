@@ -16,8 +16,6 @@ std::string join(std::string_view prefix, std::string_view name) {
   return prefix.empty() ? std::string(name) : fmt::format("{}.{}", prefix, name);
 }
 
-std::string named(const TensorRef& tensor) { return tensor.info->name + " (" + describe(*tensor.info) + ")"; }
-
 // A size of the layer, first set by one tensor (or the config) and then held against all others.
 class Size {
  public:

@@ -8,11 +8,7 @@
 namespace megamoe {
 namespace {
 
-constexpr std::int64_t kFp8Block = 128;
-
 bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16; }
-
-std::string named(const TensorRef& tensor) { return tensor.info->name + " (" + describe(*tensor.info) + ")"; }
 
 // The one of `choices` that is there; null if none; an error if several are.
 const TensorRef* one_of(const MatrixParts& parts, std::initializer_list<TensorPart> choices) {

@@ -30,6 +30,7 @@ enum class Encoding {
   kFp8Block,   // E4M3, FP32 or E8M0 per 128x128 (DeepSeek-V3); multiplies
   kFp8Tensor,  // E4M3, one FP32 per tensor or per row; multiplies
 };
+inline constexpr std::int64_t kFp8Block = 128;  // rows and columns under one scale of Encoding::kFp8Block
 std::string_view to_string(Encoding encoding);  // "dense", "nvfp4", "mxfp4", "fp8-block", "fp8"
 
 // The families of names that expert tensors come in.
