@@ -98,7 +98,7 @@ void run_repeatedly(const MoeLayer& layer, const RecordedLayer& recorded, int re
   std::vector<bf16> y(out.y.size());
   std::vector<double> times;
   for (int i = 0; i < repeat; ++i) {
-    std::memset(y.data(), 0xff, y.size() * sizeof(bf16));  // what is not written shows
+    std::fill(y.begin(), y.end(), bf16{0xffff});  // what is not written shows
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t saturated =
         layer.forward(x, ids, weights, {y.data(), recorded.tokens, hidden}, workspace);
