@@ -68,6 +68,8 @@ const float* tensor_scales(const GroupedInput& in) {
 
 }  // namespace
 
+std::int64_t gemm_workspace_bytes(ActivationFormat, std::int64_t, std::int64_t, int) { return 0; }
+
 cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
   if (call.mode == L1Output::kFp8) return cudaErrorInvalidValue;
   HiddenOut out{};

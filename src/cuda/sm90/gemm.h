@@ -24,7 +24,12 @@ struct GroupedInput {
   // Tokens in BF16 or NVFP4. BF16: 16-byte aligned rows. NVFP4: contiguous, scales are the tensor scales [*].
   ActivationRows tokens;
   const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
+  void* workspace = nullptr;             // gemm_workspace_bytes(), 256-byte aligned; free after the call
 };
+
+// Bytes that a GEMM over these tokens needs at `workspace`; 0 where it needs none.
+std::int64_t gemm_workspace_bytes(ActivationFormat format, std::int64_t cols, std::int64_t max_rows,
+                                  int experts);
 
 struct Gemm1 {
   GroupedInput in;
