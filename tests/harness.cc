@@ -29,8 +29,7 @@ TestLayer::TestLayer(const LayerConfig& config) {
 WeightMatrix TestLayer::nvfp4(std::int64_t rows, std::int64_t cols, float tensor_scale,
                               const std::function<int(std::int64_t, std::int64_t)>& code,
                               const std::function<int(std::int64_t, std::int64_t)>& scale) {
-  std::vector<std::uint8_t>& codes = bytes_.emplace_back(size(rows * cols / 2));
-  std::vector<std::uint8_t>& scales = bytes_.emplace_back(size(rows * cols / 16));
+  std::vector<std::uint8_t> codes(size(rows * cols / 2)), scales(size(rows * cols / 16));
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t k = 0; k < cols; k += 2) {
       codes[size((r * cols + k) / 2)] = static_cast<std::uint8_t>(code(r, k) + 16 * code(r, k + 1));
@@ -39,9 +38,14 @@ WeightMatrix TestLayer::nvfp4(std::int64_t rows, std::int64_t cols, float tensor
       scales[size(r * (cols / 16) + b)] = static_cast<std::uint8_t>(scale(r, b));
     }
   }
+  return nvfp4(rows, cols, tensor_scale, std::move(codes), std::move(scales));
+}
+
+WeightMatrix TestLayer::nvfp4(std::int64_t rows, std::int64_t cols, float tensor_scale,
+                              std::vector<std::uint8_t> codes, std::vector<std::uint8_t> scales) {
   WeightMatrix w{.format = WeightFormat::kNvfp4, .rows = rows, .cols = cols, .tensor_scale = tensor_scale};
-  w.codes = codes.data();
-  w.scales = scales.data();
+  w.codes = bytes_.emplace_back(std::move(codes)).data();
+  w.scales = bytes_.emplace_back(std::move(scales)).data();
   return w;
 }
 

@@ -21,6 +21,7 @@ namespace megamoe::testing {
 class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
+  std::uint64_t bits() { return engine_(); }
   std::int64_t integer(std::int64_t low, std::int64_t high) {  // both included
     return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
   }
@@ -44,6 +45,9 @@ class TestLayer {
   WeightMatrix nvfp4(std::int64_t rows, std::int64_t cols, float tensor_scale,
                      const std::function<int(std::int64_t, std::int64_t)>& code,
                      const std::function<int(std::int64_t, std::int64_t)>& scale);
+  // From what is stored: codes [rows, cols / 2] and scales [rows, cols / 16].
+  WeightMatrix nvfp4(std::int64_t rows, std::int64_t cols, float tensor_scale,
+                     std::vector<std::uint8_t> codes, std::vector<std::uint8_t> scales);
   WeightMatrix random(WeightFormat format, std::int64_t rows, std::int64_t cols, Random& random);
   const float* floats(std::vector<float> values);
 

@@ -17,9 +17,11 @@ std::uint32_t float_bits(float x) {
   return b;
 }
 
-// The index of the value in values[0..count) that is nearest to `a`; a tie goes to the even index.
+// The index of the value in values[0..count), ascending, that is nearest to `a`; a tie goes to the even
+// index.
 template <class Value>
 int nearest(double a, int count, const Value& value) {
+  if (a >= value(count - 1)) return count - 1;  // far away all distances look alike
   int best = 0;
   for (int i = 1; i < count; ++i) {
     const double here = std::abs(value(i) - a), there = std::abs(value(best) - a);
@@ -111,8 +113,7 @@ int nearest_e2m1(float x) {
 
 int nearest_e4m3(float x) {
   if (x != x) return 0x7F;
-  const double a = std::min(std::abs(static_cast<double>(x)), 1e30);
-  return nearest(a, 127, e4m3_value) + (std::signbit(x) ? 128 : 0);
+  return nearest(std::abs(static_cast<double>(x)), 127, e4m3_value) + (std::signbit(x) ? 128 : 0);
 }
 
 bf16 nearest_bf16(float x) {
@@ -158,6 +159,16 @@ float dynamic_scale(const std::vector<bf16>& x) {
   return amax == 0 ? 1.0f : f32(amax / 2688.0);
 }
 
+BlockScale nvfp4_scale(double amax, float tensor_scale) {
+  const float wanted = amax == 0 ? 1.0f : f32(amax / static_cast<double>(f32(6.0 * tensor_scale)));
+  return {nearest_e4m3(std::max(0x1p-9f, std::min(448.0f, wanted))), wanted > 448.1f};
+}
+
+int nvfp4_code(double v, int scale, float tensor_scale) {
+  if (v == 0) return std::signbit(v) ? 8 : 0;
+  return nearest_e2m1(f32(v / f32(e4m3_value(scale) * tensor_scale)));
+}
+
 Row make_row(const std::vector<bf16>& x, ActivationFormat format, float tensor_scale) {
   Row row;
   row.format = format;
@@ -190,20 +201,13 @@ Row make_row(const std::vector<bf16>& x, ActivationFormat format, float tensor_s
         finite = finite && std::isfinite(v[k]);
         amax = std::max(amax, std::abs(v[k]));
       }
-      int scale = 0x7F;
-      if (finite) {
-        float wanted = 1.0f;
-        if (amax != 0) wanted = f32(amax / static_cast<double>(f32(6.0 * tensor_scale)));
-        if (wanted > 448.1f) ++row.saturated;
-        scale = nearest_e4m3(std::max(0x1p-9f, std::min(448.0f, wanted)));
-      }
-      row.block_scales.push_back(static_cast<std::uint8_t>(scale));
-      const float d = f32(e4m3_value(scale) * tensor_scale);
+      const BlockScale scale = finite ? nvfp4_scale(amax, tensor_scale) : BlockScale{0x7F, false};
+      if (scale.saturated) ++row.saturated;
+      row.block_scales.push_back(static_cast<std::uint8_t>(scale.code));
       for (std::size_t k = first; k < first + 16; ++k) {
-        int code = 0;
-        if (finite) code = v[k] == 0 ? (std::signbit(v[k]) ? 8 : 0) : nearest_e2m1(f32(v[k] / d));
+        const int code = finite ? nvfp4_code(v[k], scale.code, tensor_scale) : 0;
         row.codes[k / 2] = static_cast<std::uint8_t>(row.codes[k / 2] + code * (k % 2 == 0 ? 1 : 16));
-        row.values[k] = e2m1_value(code) * e4m3_value(scale);
+        row.values[k] = e2m1_value(code) * e4m3_value(scale.code);
       }
     }
   }

@@ -33,6 +33,14 @@ struct Row {
 };
 // `tensor_scale` is for kNvfp4 alone.
 Row make_row(const std::vector<bf16>& x, ActivationFormat format, float tensor_scale);
+// The steps of kNvfp4. The scale of a block of largest magnitude amax (finite), and whether it was cut to
+// 448; the code of v (finite) under that scale.
+struct BlockScale {
+  int code;
+  bool saturated;
+};
+BlockScale nvfp4_scale(double amax, float tensor_scale);
+int nvfp4_code(double v, int scale, float tensor_scale);
 // amax / 2688 over the row's finite values.
 float dynamic_scale(const std::vector<bf16>& x);
 
