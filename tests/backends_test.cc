@@ -112,5 +112,39 @@ TEST_P(WhichBackend, LayerThroughThePublicApiEqualsTheOperations) {
   }
 }
 
+// Whatever the scales: only h's own columns count for a dynamic one, not those of the gate beside them.
+TEST_P(WhichBackend, AllWaysToHAgreeUnderEveryTensorScale) {
+  const LayerConfig config = make_config(48, 80, 5, 3);
+  const auto layer = random_layer(config, WeightFormat::kNvfp4, 1);
+  for (ExpertWeights& expert : layer->weights.experts) {
+    expert.input_scale = expert.down_input_scale = 0.003f;
+    for (std::int64_t i = 0; i < 80 * 48 / 16; i += 3) {  // silu(gate) far above h
+      const_cast<std::uint8_t*>(expert.gate.scales)[i] = 0x78;
+    }
+  }
+  const Input input = random_input(config, 17, 2);
+  for (const ScaleSource h_scale : {ScaleSource::kStatic, ScaleSource::kStaticLayerMax,
+                                    ScaleSource::kDynamicRow, ScaleSource::kDynamicTensor}) {
+    std::vector<std::vector<bf16>> results;
+    std::vector<std::int64_t> saturated;
+    for (const auto l1 :
+         {MoeLayerOptions::L1::kFused, MoeLayerOptions::L1::kCompact, MoeLayerOptions::L1::kInterleaved}) {
+      MoeLayerOptions options;
+      options.backend = backend().name();
+      options.activations = ActivationFormat::kNvfp4;
+      options.h_scale = h_scale;
+      options.l1 = l1;
+      results.emplace_back(17 * 48, bf16{0x7FC0});
+      saturated.push_back(MoeLayer(layer->weights, options)
+                              .forward({input.x.data(), 17, 48}, {input.ids.data(), 17, 3},
+                                       {input.weights.data(), 17, 3}, {results.back().data(), 17, 48}));
+    }
+    EXPECT_TRUE(all_same(results[0], results[1])) << to_string(h_scale);
+    EXPECT_TRUE(all_same(results[0], results[2])) << to_string(h_scale);
+    EXPECT_EQ(saturated[0], saturated[1]) << to_string(h_scale);
+    EXPECT_EQ(saturated[0], saturated[2]) << to_string(h_scale);
+  }
+}
+
 }  // namespace
 }  // namespace megamoe::testing

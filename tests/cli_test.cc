@@ -275,7 +275,7 @@ TEST_F(CliTest, RefusesWrongFiles) {
   expect_refused("run " + kModel + " --activations " + path("none.safetensors"), 1, "none.safetensors");
   expect_refused("run " + kModel + " --activations " + empty, 1, "empty.safetensors");
   expect_refused("run " + kModel + " --activations " + kModel + "/model.safetensors", 1, "mlp.input");
-  expect_refused("run " + kModel + activations + " --format fp8", 1, "NVFP4 weights");
+  expect_refused("run " + kModel + activations + " --format fp8", 1, "fp8 activations with bf16 weights");
   expect_refused("run " + kModel + activations + " --backend abacus", 1, "abacus");
   expect_refused("run " + kModel + activations + " --input x", 1, "no tensor x");
   expect_refused("calibrate " + kModel + activations + " --layer 5 -o " + path("s.json"), 1, "5");

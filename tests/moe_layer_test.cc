@@ -101,6 +101,25 @@ TEST_F(MoeLayerTest, RefusesExpertIdsOutOfRange) {
   }
 }
 
+TEST_F(MoeLayerTest, OnlyAGpuTakesAStream) {
+  const MoeLayer moe = layer({.backend = "cpu"});
+  EXPECT_FALSE(moe.on_gpu());
+  expect_error(ErrorCode::kUnsupported, {"stream", "GPU", "'cpu'"},
+               [&] { moe.stream_workspace_bytes(kTokens); });
+  expect_error(ErrorCode::kUnsupported, {"stream", "GPU", "'cpu'"},
+               [&] { moe.forward_on_stream(x(), ids(), weights(), y(), {}, nullptr); });
+}
+
+TEST_F(MoeLayerTest, RefusesFormatsThatTheBackendDoesNotRun) {
+  owner_ = random_layer(config_, WeightFormat::kBf16, 1);
+  for (const char* backend : {"ref", "cpu"}) {
+    expect_error(ErrorCode::kUnsupported,
+                 {backend, "nvfp4 activations", "bf16 weights", "expert 0", "use bf16"},
+                 [&] { layer({.backend = backend, .activations = ActivationFormat::kNvfp4}); });
+  }
+  EXPECT_NO_THROW(layer());  // the best backend that runs it, not the best that there is
+}
+
 TEST_F(MoeLayerTest, APassAfterTheFirstAllocatesNothing) {
   for (ExpertWeights& expert : owner_->weights.experts) expert.input_scale = expert.down_input_scale = 0.003f;
   for (const ActivationFormat format :

@@ -17,11 +17,11 @@
 namespace megamoe {
 
 struct MoeLayerOptions {
-  std::string backend;  // a name from list_backends(), or "" for the best one here
+  std::string backend;  // a name from list_backends(), or "" for the best one here that runs the layer
   ActivationFormat activations = ActivationFormat::kBf16;
   // kNvfp4 only. Left empty: static where every expert has its scale in the checkpoint, else dynamic by row.
-  std::optional<ScaleSource> x_scale;
-  std::optional<ScaleSource> h_scale;
+  std::optional<ScaleSource> x_scale = {};
+  std::optional<ScaleSource> h_scale = {};
   // kFused writes h in its final format from the first GEMM; the other two write BF16 and quantise it
   // afterwards. All three give the same bits; kFused needs a static h scale in kNvfp4 and falls back without.
   enum class L1 { kFused, kCompact, kInterleaved };
@@ -38,6 +38,15 @@ struct Stage {
   const void* data;  // host memory, valid during the call
 };
 
+// What forward_on_stream() counts, in GPU memory. The caller copies an object made by the constructor there
+// before the first pass, and reads it whenever the stream has got that far; passes only add to it.
+struct StreamStatus {
+  unsigned long long saturated = 0;  // activation blocks that were cut at their tensor scale
+  unsigned long long bad_id =
+      ~0ull;  // the least token * top_k + slot whose id was out of range; ~0: there is none
+};
+
+// A layer whose backend runs on a GPU belongs to the device that was current when it was made.
 class MoeLayer {
  public:
   // From a checkpoint (a file or a directory): the layer numbered `layer`.
@@ -67,12 +76,33 @@ class MoeLayer {
   // y [tokens, H] from x [tokens, H], ids and weights [tokens, top_k]. An id of -1 or a weight of 0 adds
   // exactly 0; any other id outside [0, E) is an error that names token and slot. `workspace` at a 64-byte
   // boundary; the two-way form allocates its own. Returns the number of activation blocks that saturated at
-  // their tensor scale.
+  // their tensor scale. On a GPU, unless somebody listens to the stages, the pass runs there in one go, in
+  // memory that the layer keeps; callers on other threads wait for each other.
   std::int64_t forward(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
                        MatrixView<const float> weights, MatrixView<bf16> y,
                        std::span<std::byte> workspace) const;
   std::int64_t forward(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
                        MatrixView<const float> weights, MatrixView<bf16> y) const;
+
+  // Whether the backend runs on a GPU, so that the next two can be called; they throw kUnsupported elsewhere.
+  bool on_gpu() const;
+  // Bytes of GPU memory that forward_on_stream() needs for this many tokens under the worst routing. Throws
+  // kOutOfMemory on overflow, kUnsupported for more tokens than one pass takes: 2^31 - 1 (token, slot) pairs.
+  std::int64_t stream_workspace_bytes(std::int64_t tokens) const;
+  // forward() on GPU memory: every pointer is the layer's device's, and so is `stream`, a cudaStream_t (null:
+  // that device's default stream). Puts the pass on the stream and returns: it allocates nothing, waits for
+  // nothing, reads nothing back, and can be captured in a CUDA graph by its very first call. The current
+  // device need not be the layer's and stays what it was. Threads may call it at once, each with a workspace
+  // and a y of its own.
+  //
+  // x and y may have any row stride, but rows of x start at 16-byte boundaries; ids and weights are
+  // contiguous. `workspace` at a 256-byte boundary, as cudaMalloc gives, with stream_workspace_bytes() or
+  // more; what it held does not matter. An id outside [-1, E) adds 0 and is noted in `status`, as are
+  // saturated blocks; null: nobody asks. Throws kInvalidArgument for anything else that does not fit, before
+  // anything is put on the stream.
+  void forward_on_stream(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                         MatrixView<const float> weights, MatrixView<bf16> y, std::span<std::byte> workspace,
+                         void* stream, StreamStatus* status = nullptr) const;
 
   // Called after every stage of forward(); for debugging and calibration.
   void on_stage(std::function<void(const Stage&)> callback);

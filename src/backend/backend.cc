@@ -1,6 +1,10 @@
 #include "backend/backend.h"
 
+#include "backend/pass.h"
+
 namespace megamoe {
+
+std::unique_ptr<DevicePass> PreparedLayer::device_pass(const PassOptions&) const { return nullptr; }
 
 std::string_view to_string(L1Output output) {
   switch (output) {

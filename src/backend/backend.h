@@ -46,6 +46,9 @@ enum class L1Output {
 };
 std::string_view to_string(L1Output output);
 
+class DevicePass;    // pass.h
+struct PassOptions;  // pass.h
+
 // The weights of a layer in the form a backend wants them; made once, used by every call.
 class PreparedLayer {
  public:
@@ -62,6 +65,10 @@ class PreparedLayer {
   virtual void gemm2(const ActivationRows& h, const Routing& routing, float* out) const = 0;
   // The shared expert on every token, BF16 activations: out [tokens, H] FP32, its sigmoid gate applied.
   virtual void shared_expert(const ActivationRows& x, float* out) const = 0;
+
+  // The whole pass in one go, for a backend that runs on a GPU; null for one that works in host memory.
+  // Refers to this object.
+  virtual std::unique_ptr<DevicePass> device_pass(const PassOptions& options) const;
 };
 
 class Backend {
@@ -71,6 +78,12 @@ class Backend {
   virtual std::string_view description() const = 0;  // one line for `megamoe backends`
   virtual std::string_view needs() const = 0;        // "any CPU", "Hopper GPU", ...
   virtual bool supported() const = 0;                // on this machine, now
+
+  // Whether it runs a layer: its activations, a format that expert weights have, a shared expert or none.
+  virtual bool runs(ActivationFormat activations, WeightFormat weights, bool shared) const = 0;
+  // Whether sums of NVFP4 products are added in the reference's order, so that W4A4 gives the reference's
+  // bits.
+  virtual bool keeps_order() const = 0;
 
   virtual std::unique_ptr<PreparedLayer> prepare(const LayerWeights& weights) const = 0;
 
@@ -92,6 +105,8 @@ class Backend {
   virtual std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out) const = 0;
   // Largest finite magnitude of each row of x -> amax [rows].
   virtual void row_amax(const ActivationRows& x, float* amax) const = 0;
+  // Of the up columns of x [rows, 2I], as deinterleave_quantize takes it.
+  virtual void deinterleave_row_amax(const ActivationRows& x, float* amax) const = 0;
   // y[t] = bf16(sum over slots in slot order, in FP32, of weight * y_e, then + shared[t]). `shared` may be
   // null. `weights` [tokens, top_k]. A slot that was left out adds exactly nothing.
   virtual void combine(const float* expert_out, const Routing& routing, const float* weights,

@@ -12,6 +12,10 @@ class CpuBackend final : public Backend {
   std::string_view description() const override { return "threads and portable 16-byte vectors"; }
   std::string_view needs() const override { return "any CPU"; }
   bool supported() const override { return true; }
+  bool runs(ActivationFormat activations, WeightFormat weights, bool) const override {
+    return activations == ActivationFormat::kBf16 || weights == WeightFormat::kNvfp4;
+  }
+  bool keeps_order() const override { return true; }
 
   std::unique_ptr<PreparedLayer> prepare(const LayerWeights& weights) const override {
     return cpu::prepare(weights);
@@ -34,6 +38,9 @@ class CpuBackend final : public Backend {
     return cpu::deinterleave_quantize(x, out);
   }
   void row_amax(const ActivationRows& x, float* amax) const override { cpu::row_amax(x, amax); }
+  void deinterleave_row_amax(const ActivationRows& x, float* amax) const override {
+    cpu::deinterleave_row_amax(x, amax);
+  }
   void combine(const float* expert_out, const Routing& routing, const float* weights, const float* shared,
                MatrixView<bf16> y) const override {
     cpu::combine(expert_out, routing, weights, shared, y);

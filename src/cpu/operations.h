@@ -16,6 +16,7 @@ std::int64_t quantize(const ActivationRows& x, const std::int32_t* row_map, cons
 void quantize_fp8(const ActivationRows& x, const ActivationRows& out);
 std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out);
 void row_amax(const ActivationRows& x, float* amax);
+void deinterleave_row_amax(const ActivationRows& x, float* amax);
 
 // permute.cc: as in backend.h.
 void sort(const std::int32_t* ids, const float* weights, const Routing& routing);

@@ -76,4 +76,14 @@ void row_amax(const ActivationRows& x, float* amax) {
   });
 }
 
+void deinterleave_row_amax(const ActivationRows& x, float* amax) {
+  sum_over_rows(x.rows, x.cols, [&](std::int64_t r) {
+    amax[r] = 0.0f;
+    for (std::int64_t group = 0; group < x.cols; group += 16) {  // 8 of gate, 8 of up
+      amax[r] = std::max(amax[r], finite_amax(x.values + r * x.row_stride + group + 8, 8));
+    }
+    return std::int64_t{0};
+  });
+}
+
 }  // namespace megamoe::cpu

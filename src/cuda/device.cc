@@ -41,6 +41,26 @@ DeviceInfo device_info(int device) {
   return info;
 }
 
+int current_device() {
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), "asking for the current GPU");
+  return device;
+}
+
+DeviceScope::DeviceScope(int device) : before_(current_device()), moved_(device != before_) {
+  if (moved_) cuda_check(cudaSetDevice(device), "changing to another GPU");
+}
+
+DeviceScope::~DeviceScope() {
+  if (moved_) cudaSetDevice(before_);
+}
+
+RelaxedCapture::RelaxedCapture() {
+  cuda_check(cudaThreadExchangeStreamCaptureMode(&mode_), "relaxing the rules of a capture");
+}
+
+RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
 DeviceBuffer::DeviceBuffer(std::int64_t bytes) : bytes_(bytes) {
   if (bytes < 0) fail(ErrorCode::kInvalidArgument, "a GPU buffer must have at least 0 bytes, got {}", bytes);
   if (bytes == 0) return;
@@ -65,6 +85,23 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   return *this;
 }
+
+PinnedBuffer::PinnedBuffer(std::int64_t bytes) {
+  if (bytes == 0) return;
+  cuda_check(cudaMallocHost(&data_, static_cast<std::size_t>(bytes)), "allocating pinned memory");
+}
+
+PinnedBuffer::~PinnedBuffer() { cudaFreeHost(data_); }
+
+Event::Event() { cuda_check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event"); }
+
+Event::~Event() { cudaEventDestroy(event_); }
+
+void Event::record(cudaStream_t stream) const {
+  cuda_check(cudaEventRecord(event_, stream), "recording an event");
+}
+
+void Event::synchronize() const { cuda_check(cudaEventSynchronize(event_), "waiting for the GPU"); }
 
 Stream::Stream() {
   cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");

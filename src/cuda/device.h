@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -26,6 +27,35 @@ struct DeviceInfo {
 int device_count();
 DeviceInfo device_info(int device);
 
+// The device that this thread's calls go to.
+int current_device();
+
+// Makes a device the current one for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_;
+  bool moved_;
+};
+
+// For a scope, lets this thread do while a stream is captured what a strict capture forbids: kernels are
+// loaded, and their attributes set, when they are first launched.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Bytes of the current device's memory, 256-byte aligned, uninitialised.
 class DeviceBuffer {
  public:
@@ -41,6 +71,35 @@ class DeviceBuffer {
  private:
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
+};
+
+// Bytes of host memory that the GPU copies from without a detour, uninitialised.
+class PinnedBuffer {
+ public:
+  explicit PinnedBuffer(std::int64_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+// A place in a stream that the host can wait for.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(cudaStream_t stream) const;
+  void synchronize() const;  // returns at once where nothing was recorded
+
+ private:
+  cudaEvent_t event_ = nullptr;
 };
 
 class Stream {

@@ -29,6 +29,10 @@ __device__ void add_to(unsigned long long* total, int count) {
   if (sum > 0 && threadIdx.x % 32 == 0) atomicAdd(total, static_cast<unsigned long long>(sum));
 }
 
+__device__ bool beyond_end(const std::int64_t* actual_rows) {
+  return actual_rows != nullptr && blockIdx.x >= *actual_rows;
+}
+
 // Calls visit(block, its values) for every block of `row` that is this thread's. The first kHeld are `held`.
 template <class Source, class Visit>
 __device__ void visit_blocks(const Source& source, std::int64_t row, int blocks,
@@ -56,7 +60,9 @@ __device__ void load_held(const Source& source, std::int64_t row, int blocks,
 
 template <class Source, bool kDynamic>
 __global__ void __launch_bounds__(kMaxThreads)
-    quantize_kernel(const __grid_constant__ Source source, int blocks, const __grid_constant__ Nvfp4Out out) {
+    quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
+                    const __grid_constant__ Nvfp4Out out) {
+  if (beyond_end(actual_rows)) return;
   const std::int64_t row = blockIdx.x;
   typename Source::Block held[kHeld];
   load_held(source, row, blocks, held);
@@ -67,6 +73,9 @@ __global__ void __launch_bounds__(kMaxThreads)
     visit_blocks(source, row, blocks, held,
                  [&](int, const auto& block) { amax = max(amax, finite_amax(block)); });
     g = nvfp4_tensor_scale(__uint_as_float(cta_max(amax, shared)));
+    if (threadIdx.x == 0) out.tensor_scales[row] = g;
+  } else if (out.constant > 0.0f) {
+    g = out.constant;
     if (threadIdx.x == 0) out.tensor_scales[row] = g;
   } else {
     g = out.tensor_scales[row];
@@ -98,19 +107,26 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 template <class Source>
-cudaError_t launch_quantize(const Source& source, std::int64_t rows, std::int64_t cols, TensorScales mode,
-                            const Nvfp4Out& out, cudaStream_t stream) {
+cudaError_t launch_quantize(const Source& source, const RowCount& rows, std::int64_t cols, TensorScales mode,
+                            Nvfp4Out out, cudaStream_t stream) {
+  if (mode != TensorScales::kConstant) {
+    out.constant = 0.0f;
+  } else if (!(out.constant > 0.0f)) {
+    return cudaErrorInvalidValue;
+  }
   if (cols % kNvfp4Block != 0 || cols > INT32_MAX || !aligned_to(out.codes, 8)) return cudaErrorInvalidValue;
   if (cols == 0) return cudaSuccess;
   const int blocks = static_cast<int>(cols / kNvfp4Block);
   const auto kernel =
-      mode == TensorScales::kGiven ? quantize_kernel<Source, false> : quantize_kernel<Source, true>;
-  return launch(kernel, rows, threads_for(cols), 0, stream, source, blocks, out);
+      mode == TensorScales::kDynamicRow ? quantize_kernel<Source, true> : quantize_kernel<Source, false>;
+  return launch(kernel, rows.most, threads_for(cols), 0, stream, source, rows.actual, blocks, out);
 }
 
 template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
-    row_amax_kernel(const __grid_constant__ Source source, int blocks, float* amax) {
+    row_amax_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
+                    float* amax) {
+  if (beyond_end(actual_rows)) return;
   __shared__ std::uint32_t shared[kMaxThreads / 32];
   typename Source::Block held[kHeld];
   load_held(source, blockIdx.x, blocks, held);
@@ -119,6 +135,29 @@ __global__ void __launch_bounds__(kMaxThreads)
                [&](int, const auto& block) { result = max(result, finite_amax(block)); });
   result = cta_max(result, shared);
   if (threadIdx.x == 0) amax[blockIdx.x] = __uint_as_float(result);
+}
+
+template <class Source>
+cudaError_t launch_row_amax(const Source& source, const RowCount& rows, std::int64_t cols, float* amax,
+                            cudaStream_t stream) {
+  if (cols % kNvfp4Block != 0 || cols > INT32_MAX) return cudaErrorInvalidValue;
+  return launch(row_amax_kernel<Source>, rows.most, threads_for(cols > 0 ? cols : kNvfp4Block), 0, stream,
+                source, rows.actual, static_cast<int>(cols / kNvfp4Block), amax);
+}
+
+// A CTA for each group.
+__global__ void __launch_bounds__(kMaxThreads)
+    group_tensor_scales_kernel(const float* amax, const std::int64_t* offsets, std::int64_t rows,
+                               float* tensor_scales) {
+  __shared__ std::uint32_t shared[kMaxThreads / 32];
+  const std::int64_t begin = offsets != nullptr ? offsets[blockIdx.x] : 0;
+  const std::int64_t end = offsets != nullptr ? offsets[blockIdx.x + 1] : rows;
+  std::uint32_t largest = 0;
+  for (std::int64_t r = begin + threadIdx.x; r < end; r += kMaxThreads) {
+    largest = max(largest, __float_as_uint(amax[r]));
+  }
+  const float g = nvfp4_tensor_scale(__uint_as_float(cta_max(largest, shared)));
+  for (std::int64_t r = begin + threadIdx.x; r < end; r += kMaxThreads) tensor_scales[r] = g;
 }
 
 // `amax` holds 0 before. A maximum does not depend on the order it is taken in; floats of one sign order as
@@ -191,13 +230,13 @@ cudaError_t with_rows(const ElementRows& x, const std::int32_t* row_map, const R
 
 }  // namespace
 
-cudaError_t quantize(const ElementRows& x, const std::int32_t* row_map, std::int64_t rows, std::int64_t cols,
-                     TensorScales mode, const Nvfp4Out& out, cudaStream_t stream) {
+cudaError_t quantize(const ElementRows& x, const std::int32_t* row_map, const RowCount& rows,
+                     std::int64_t cols, TensorScales mode, const Nvfp4Out& out, cudaStream_t stream) {
   return with_rows(
       x, row_map, [&](const auto& source) { return launch_quantize(source, rows, cols, mode, out, stream); });
 }
 
-cudaError_t deinterleave_quantize(const bf16* x, std::int64_t row_stride, std::int64_t rows,
+cudaError_t deinterleave_quantize(const bf16* x, std::int64_t row_stride, const RowCount& rows,
                                   std::int64_t cols, TensorScales mode, const Nvfp4Out& out,
                                   cudaStream_t stream) {
   const bool aligned = aligned_to(x, 16) && row_stride % 8 == 0;
@@ -232,13 +271,22 @@ cudaError_t dequantize(const Nvfp4In& x, std::int64_t rows, std::int64_t cols, E
                 static_cast<uint4*>(out));
 }
 
-cudaError_t row_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,
+cudaError_t row_amax(const ElementRows& x, const RowCount& rows, std::int64_t cols, float* amax,
                      cudaStream_t stream) {
-  if (cols % kNvfp4Block != 0 || cols > INT32_MAX) return cudaErrorInvalidValue;
-  return with_rows(x, nullptr, [&]<class T>(const RowSource<T>& source) {
-    return launch(row_amax_kernel<RowSource<T>>, rows, threads_for(cols > 0 ? cols : kNvfp4Block), 0, stream,
-                  source, static_cast<int>(cols / kNvfp4Block), amax);
-  });
+  return with_rows(x, nullptr,
+                   [&](const auto& source) { return launch_row_amax(source, rows, cols, amax, stream); });
+}
+
+cudaError_t deinterleave_row_amax(const bf16* x, std::int64_t row_stride, const RowCount& rows,
+                                  std::int64_t cols, float* amax, cudaStream_t stream) {
+  const bool aligned = aligned_to(x, 16) && row_stride % 8 == 0;
+  return launch_row_amax(UpColumnSource{x, row_stride, aligned}, rows, cols, amax, stream);
+}
+
+cudaError_t group_tensor_scales(const float* amax, const std::int64_t* offsets, int groups, std::int64_t rows,
+                                float* tensor_scales, cudaStream_t stream) {
+  return launch(group_tensor_scales_kernel, offsets != nullptr ? groups : 1, kMaxThreads, 0, stream, amax,
+                offsets, rows, tensor_scales);
 }
 
 cudaError_t tensor_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,

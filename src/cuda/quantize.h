@@ -13,6 +13,16 @@
 
 namespace megamoe::cuda {
 
+// How many rows there are: a number, or a bound of one that is only known on the GPU. The grid covers the
+// bound.
+struct RowCount {
+  RowCount(std::int64_t rows) : most(rows) {}
+  RowCount(std::int64_t bound, const std::int64_t* on_gpu) : most(bound), actual(on_gpu) {}
+
+  std::int64_t most;
+  const std::int64_t* actual = nullptr;  // [1] at most `most`, or null: `most`
+};
+
 enum class ElementType { kBf16, kFp16, kF32 };
 
 // An input matrix.
@@ -26,21 +36,23 @@ struct ElementRows {
 struct Nvfp4Out {
   std::uint8_t* codes = nullptr;            // [rows, cols / 2]
   std::uint8_t* scales = nullptr;           // [rows, cols / 16]
-  float* tensor_scales = nullptr;           // [rows]: read, or written where the scales are dynamic
+  float* tensor_scales = nullptr;           // [rows]: read where they are given, else written
   unsigned long long* saturated = nullptr;  // blocks cut to 448 are added here; may be null
+  float constant = 0.0f;                    // kConstant: the tensor scale of every row
 };
 
 enum class TensorScales {
   kGiven,       // out.tensor_scales are read
+  kConstant,    // out.constant is used for every row and written
   kDynamicRow,  // each row's amax / 2688 is used and written
 };
 
 // `row_map` (or null): row r of the result is row row_map[r] of x.
-cudaError_t quantize(const ElementRows& x, const std::int32_t* row_map, std::int64_t rows, std::int64_t cols,
-                     TensorScales mode, const Nvfp4Out& out, cudaStream_t stream);
+cudaError_t quantize(const ElementRows& x, const std::int32_t* row_map, const RowCount& rows,
+                     std::int64_t cols, TensorScales mode, const Nvfp4Out& out, cudaStream_t stream);
 
 // x: BF16 [rows, 2 cols], gate and up alternating every 8 columns. Quantises the up columns.
-cudaError_t deinterleave_quantize(const bf16* x, std::int64_t row_stride, std::int64_t rows,
+cudaError_t deinterleave_quantize(const bf16* x, std::int64_t row_stride, const RowCount& rows,
                                   std::int64_t cols, TensorScales mode, const Nvfp4Out& out,
                                   cudaStream_t stream);
 
@@ -62,8 +74,16 @@ cudaError_t dequantize(const Nvfp4In& x, std::int64_t rows, std::int64_t cols, E
                        cudaStream_t stream);
 
 // Largest finite magnitude of each row -> amax [rows].
-cudaError_t row_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,
+cudaError_t row_amax(const ElementRows& x, const RowCount& rows, std::int64_t cols, float* amax,
                      cudaStream_t stream);
+// The same of the up columns that deinterleave_quantize takes.
+cudaError_t deinterleave_row_amax(const bf16* x, std::int64_t row_stride, const RowCount& rows,
+                                  std::int64_t cols, float* amax, cudaStream_t stream);
+// One tensor scale for each group of rows, from the largest of its rows' amax [*], into tensor_scales [*] of
+// all its rows. Group g is rows offsets[g] .. offsets[g + 1]; with null offsets there is one group, rows 0 ..
+// rows.
+cudaError_t group_tensor_scales(const float* amax, const std::int64_t* offsets, int groups, std::int64_t rows,
+                                float* tensor_scales, cudaStream_t stream);
 // Of the whole matrix -> amax [1].
 cudaError_t tensor_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,
                         cudaStream_t stream);

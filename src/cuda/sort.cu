@@ -177,6 +177,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
     p.row_to_token[row] = static_cast<std::int32_t>(pair32 / top_k);
     p.row_to_slot[row] = static_cast<std::int32_t>(pair32 % top_k);
     p.slot_to_row[pair] = row;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (p.of_row[i] != nullptr) p.of_row[i][row] = p.of_expert[i][expert];
+    }
   });
 }
 

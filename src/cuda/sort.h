@@ -20,6 +20,9 @@ struct SortParams {
   std::int32_t* row_to_token = nullptr;  // [tokens * top_k], the first offsets[experts] are written
   std::int32_t* row_to_slot = nullptr;   // likewise
   std::int32_t* slot_to_row = nullptr;   // [tokens * top_k]; -1 where left out
+  // Up to two numbers of each expert (tensor scales) that are handed on to its rows; null: none.
+  const float* of_expert[2] = {};  // [experts]
+  float* of_row[2] = {};           // [tokens * top_k], the first offsets[experts] are written
   // An id that is neither -1 nor an expert's is left out, and the first such pair, token * top_k + slot, put
   // here; whoever made it kNoBadId before can read it whenever the stream has got there. May be null.
   unsigned long long* bad_id = nullptr;

@@ -22,23 +22,29 @@ const std::vector<const Backend*>& all_backends() {
   return backends;
 }
 
-const Backend& find_backend(std::string_view name) {
+const Backend& find_backend(std::string_view name, const std::function<bool(const Backend&)>& fits) {
   std::string wanted(name);
   if (wanted.empty() || wanted == "auto") {
     const char* forced = std::getenv("MEGAMOE_BACKEND");
     wanted = forced != nullptr ? forced : "";
   }
+  const Backend* best = nullptr;  // of those that are supported
   std::string names;
   for (const Backend* backend : all_backends()) {
-    if (wanted.empty() ? backend->supported() : backend->name() == wanted) {
+    if (!wanted.empty() && backend->name() == wanted) {
       if (!backend->supported()) {
         fail(ErrorCode::kUnsupported, "backend '{}' needs {}, which this machine does not have", wanted,
              backend->needs());
       }
       return *backend;
     }
+    if (wanted.empty() && backend->supported()) {
+      if (!fits || fits(*backend)) return *backend;
+      if (best == nullptr) best = backend;
+    }
     names += fmt::format("{}{}", names.empty() ? "" : ", ", backend->name());
   }
+  if (best != nullptr) return *best;
   fail(ErrorCode::kNotFound, "there is no backend '{}'; this build has {}", wanted, names);
 }
 

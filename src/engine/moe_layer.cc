@@ -5,12 +5,12 @@
 #include <limits>
 #include <utility>
 
+#include "backend/pass.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/model_index.h"
 #include "engine/backends.h"
-#include "engine/workspace.h"
 #include "layer/load_layer.h"
 #include "layer/router_logits.h"
 #include "numerics/fp8_tile.h"
@@ -56,32 +56,28 @@ void check_shape(const char* name, const MatrixView<T>& view, std::int64_t rows,
   }
 }
 
-}  // namespace
-
-struct MoeLayer::State {
-  LayerWeights weights;
-  MoeLayerOptions options;
-  const Backend* backend = nullptr;
-  std::unique_ptr<PreparedLayer> prepared;
-  std::vector<float> x_scales;  // [E] static tensor scale of x, or empty
-  std::vector<float> h_scales;  // [E] static tensor scale of h, or empty
-  std::function<void(const Stage&)> on_stage;
-
-  std::vector<float> static_scales(ScaleSource source, float ExpertWeights::*scale) const;
-  void copy_routing(MatrixView<const std::int32_t> ids, MatrixView<const float> routing_weights,
-                    const Workspace& w) const;
-  std::int64_t quantize_x(const ActivationRows& x, const PassPlan& plan, Workspace& w) const;
-  std::int64_t make_h(const ActivationRows& x, const PassPlan& plan, Workspace& w) const;
-
-  // The shape is no vector before somebody listens: forward() must not allocate.
-  void stage(const char* name, DType dtype, std::initializer_list<std::int64_t> shape,
-             const void* data) const {
-    if (on_stage) on_stage({name, dtype, shape, data});
+// Every option of a pass but the static scales.
+PassOptions pass_options(const MoeLayerOptions& options) {
+  PassOptions pass;
+  pass.activations = options.activations;
+  pass.x_scale = options.x_scale.value_or(pass.x_scale);
+  pass.h_scale = options.h_scale.value_or(pass.h_scale);
+  switch (options.l1) {
+    case MoeLayerOptions::L1::kCompact: break;
+    case MoeLayerOptions::L1::kInterleaved: pass.l1 = L1Output::kInterleavedBf16; break;
+    case MoeLayerOptions::L1::kFused:
+      if (options.activations == ActivationFormat::kFp8) pass.l1 = L1Output::kFp8;
+      // A dynamic scale of h is known only when all of h is.
+      if (options.activations == ActivationFormat::kNvfp4 && is_static(pass.h_scale)) {
+        pass.l1 = L1Output::kNvfp4;
+      }
   }
-  void stage_rows(std::string_view name, const ActivationRows& rows) const;
-};
+  return pass;
+}
 
-std::vector<float> MoeLayer::State::static_scales(ScaleSource source, float ExpertWeights::*scale) const {
+// The static scales of all experts, or none where they are dynamic.
+std::vector<float> static_scales(const LayerWeights& weights, ScaleSource source,
+                                 float ExpertWeights::*scale) {
   std::vector<float> scales;
   if (!is_static(source)) return scales;
   for (const ExpertWeights& expert : weights.experts) scales.push_back(expert.*scale);
@@ -91,44 +87,137 @@ std::vector<float> MoeLayer::State::static_scales(ScaleSource source, float Expe
   return scales;
 }
 
-// Makes ids and weights contiguous, and checks the ids.
-void MoeLayer::State::copy_routing(MatrixView<const std::int32_t> ids,
-                                   MatrixView<const float> routing_weights, const Workspace& w) const {
-  const LayerConfig& config = weights.config;
-  for (std::int64_t t = 0; t < ids.rows; ++t) {
-    for (int slot = 0; slot < config.top_k; ++slot) {
-      const std::int32_t id = ids.row(t)[slot];
-      if (id < -1 || id >= config.num_experts) {
-        fail(ErrorCode::kInvalidArgument,
-             "expert id {} of token {}, slot {} is out of range; expected -1 or 0 to {}", id, t, slot,
-             config.num_experts - 1);
-      }
-      w.ids[t * config.top_k + slot] = id;
-      w.weights[t * config.top_k + slot] = routing_weights.row(t)[slot];
+// Calls visit(expert, its matrix) for every matrix of the routed experts.
+template <class Visit>
+void for_each_matrix(const LayerWeights& weights, const Visit& visit) {
+  for (std::size_t e = 0; e < weights.experts.size(); ++e) {
+    const ExpertWeights& expert = weights.experts[e];
+    for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+      if (matrix->rows > 0) visit(e, *matrix);
     }
   }
 }
 
+bool runs(const Backend& backend, const LayerWeights& weights, ActivationFormat activations) {
+  bool all = true;
+  for_each_matrix(weights, [&](std::size_t, const WeightMatrix& matrix) {
+    all = all && backend.runs(activations, matrix.format, weights.shared.present);
+  });
+  return all;
+}
+
+void check_runs(const Backend& backend, const LayerWeights& weights, ActivationFormat activations) {
+  const bool shared = weights.shared.present;
+  for_each_matrix(weights, [&](std::size_t e, const WeightMatrix& matrix) {
+    if (backend.runs(activations, matrix.format, shared)) return;
+    fail(ErrorCode::kUnsupported,
+         "backend '{}' does not run {} activations with {} weights{}, as expert {} of {} has; use {}",
+         backend.name(), to_string(activations), to_string(matrix.format),
+         shared ? " beside a shared expert" : "", e, weights.name,
+         backend.runs(ActivationFormat::kBf16, matrix.format, shared) ? "bf16 activations"
+                                                                      : "another backend");
+  });
+}
+
+// Where a pass over host memory keeps everything.
+struct Workspace : PassBuffers {
+  std::int32_t* ids = nullptr;  // [tokens, top_k], checked
+  float* weights = nullptr;     // [tokens, top_k]
+  std::int64_t bytes = 0;       // of the whole block
+};
+
+// Lays the buffers out from `base` (64-byte aligned); with a null base only `bytes` is meaningful.
+Workspace lay_out(const LayerWeights& weights, const PassOptions& options, std::int64_t tokens,
+                  std::byte* base) {
+  Arena arena(base, kCacheLine);
+  Workspace w{take_buffers(arena, weights.config, options, tokens, weights.shared.present)};
+  w.ids = arena.take<std::int32_t>(tokens, weights.config.top_k);
+  w.weights = arena.take<float>(tokens, weights.config.top_k);
+  w.bytes = arena.used();
+  return w;
+}
+
+}  // namespace
+
+struct MoeLayer::State {
+  LayerWeights weights;
+  MoeLayerOptions options;
+  const Backend* backend = nullptr;
+  std::unique_ptr<PreparedLayer> prepared;
+  PassOptions pass;
+  std::unique_ptr<DevicePass> device_pass;  // on a GPU alone
+  std::function<void(const Stage&)> on_stage;
+
+  void check_operands(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                      MatrixView<const float> routing_weights, MatrixView<bf16> y) const;
+  void check_ids(MatrixView<const std::int32_t> ids) const;
+  std::int64_t quantize_x(const ActivationRows& x, Workspace& w) const;
+  std::int64_t make_h(const ActivationRows& x, Workspace& w) const;
+  std::int64_t run_stages(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                          MatrixView<const float> routing_weights, MatrixView<bf16> y, Workspace& w) const;
+  const DevicePass& gpu_pass(std::string_view what) const;
+
+  // The shape is no vector before somebody listens: forward() must not allocate.
+  void stage(const char* name, DType dtype, std::initializer_list<std::int64_t> shape,
+             const void* data) const {
+    if (on_stage) on_stage({name, dtype, shape, data});
+  }
+  void stage_rows(std::string_view name, const ActivationRows& rows) const;
+};
+
+void MoeLayer::State::check_operands(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                                     MatrixView<const float> routing_weights, MatrixView<bf16> y) const {
+  const LayerConfig& config = weights.config;
+  check_shape("x", x, x.rows, config.hidden);
+  check_shape("ids", ids, x.rows, config.top_k);
+  check_shape("weights", routing_weights, x.rows, config.top_k);
+  check_shape("y", y, x.rows, config.hidden);
+  if (x.rows > std::numeric_limits<std::int32_t>::max()) {
+    fail(ErrorCode::kUnsupported, "one pass takes at most {} tokens, got {}",
+         std::numeric_limits<std::int32_t>::max(), x.rows);
+  }
+}
+
+void MoeLayer::State::check_ids(MatrixView<const std::int32_t> ids) const {
+  for (std::int64_t t = 0; t < ids.rows; ++t) {
+    for (std::int64_t slot = 0; slot < ids.cols; ++slot) {
+      const std::int32_t id = ids.row(t)[slot];
+      if (id >= -1 && id < weights.config.num_experts) continue;
+      fail(ErrorCode::kInvalidArgument,
+           "expert id {} of token {}, slot {} is out of range; expected -1 or 0 to {}", id, t, slot,
+           weights.config.num_experts - 1);
+    }
+  }
+}
+
+const DevicePass& MoeLayer::State::gpu_pass(std::string_view what) const {
+  if (device_pass == nullptr) {
+    fail(ErrorCode::kUnsupported, "{} needs a backend that runs on a GPU, but {} is on '{}'", what,
+         weights.name, backend->name());
+  }
+  return *device_pass;
+}
+
 // Fills w.x from the BF16 tokens; returns the saturated blocks.
-std::int64_t MoeLayer::State::quantize_x(const ActivationRows& x, const PassPlan& plan, Workspace& w) const {
+std::int64_t MoeLayer::State::quantize_x(const ActivationRows& x, Workspace& w) const {
   const Routing& routing = w.routing;
-  if (options.activations == ActivationFormat::kFp8) {
+  if (pass.activations == ActivationFormat::kFp8) {
     backend->quantize_fp8(x, w.x);
     return 0;
   }
-  if (plan.x_per_row) {
+  if (pass.x_per_row()) {
     w.x.rows = routing.offsets[routing.num_experts];
     for (std::int64_t e = 0; e < routing.num_experts; ++e) {
       std::fill(w.x.scales + routing.offsets[e], w.x.scales + routing.offsets[e + 1],
-                x_scales[static_cast<std::size_t>(e)]);
+                pass.x_scales[static_cast<std::size_t>(e)]);
     }
     return backend->quantize(x, routing.row_to_token, w.x);
   }
-  if (options.x_scale == ScaleSource::kStaticLayerMax) {
-    std::fill(w.x.scales, w.x.scales + x.rows, x_scales[0]);
+  if (pass.x_scale == ScaleSource::kStaticLayerMax) {
+    std::fill(w.x.scales, w.x.scales + x.rows, pass.x_scales[0]);
   } else {
     backend->row_amax(x, w.amax);
-    const bool per_row = options.x_scale == ScaleSource::kDynamicRow;
+    const bool per_row = pass.x_scale == ScaleSource::kDynamicRow;
     const float largest = x.rows > 0 ? *std::max_element(w.amax, w.amax + x.rows) : 0.0f;
     for (std::int64_t t = 0; t < x.rows; ++t)
       w.x.scales[t] = nvfp4_tensor_scale(per_row ? w.amax[t] : largest);
@@ -137,43 +226,43 @@ std::int64_t MoeLayer::State::quantize_x(const ActivationRows& x, const PassPlan
 }
 
 // The first GEMM and whatever quantises its result into w.h; returns the saturated blocks.
-std::int64_t MoeLayer::State::make_h(const ActivationRows& x, const PassPlan& plan, Workspace& w) const {
+std::int64_t MoeLayer::State::make_h(const ActivationRows& x, Workspace& w) const {
   const Routing& routing = w.routing;
   const std::int64_t rows = routing.offsets[routing.num_experts];
-  const bool nvfp4 = options.activations == ActivationFormat::kNvfp4;
+  const bool nvfp4 = pass.activations == ActivationFormat::kNvfp4;
+  const bool interleaved = pass.l1 == L1Output::kInterleavedBf16;
   w.h.rows = w.h_bf16.rows = rows;
-  if (nvfp4 && !h_scales.empty()) {
+  if (!pass.h_scales.empty()) {
     for (std::int64_t e = 0; e < routing.num_experts; ++e) {
       std::fill(w.h.scales + routing.offsets[e], w.h.scales + routing.offsets[e + 1],
-                h_scales[static_cast<std::size_t>(e)]);
+                pass.h_scales[static_cast<std::size_t>(e)]);
     }
   }
-  if (plan.h_fused) {
-    const L1Output mode = nvfp4                                           ? L1Output::kNvfp4
-                          : options.activations == ActivationFormat::kFp8 ? L1Output::kFp8
-                                                                          : L1Output::kCompactBf16;
-    return prepared->gemm1(x, plan.x_per_row, routing, mode, w.h);
-  }
-  prepared->gemm1(x, plan.x_per_row, routing,
-                  plan.h_interleaved ? L1Output::kInterleavedBf16 : L1Output::kCompactBf16, w.h_bf16);
+  const ActivationRows& first = pass.h_fused() ? w.h : w.h_bf16;
+  const std::int64_t saturated = prepared->gemm1(x, pass.x_per_row(), routing, pass.l1, first);
+  if (pass.h_fused()) return saturated;
   stage_rows("h_bf16", w.h_bf16);
   if (!nvfp4) {
     backend->quantize_fp8(w.h_bf16, w.h);
     return 0;
   }
-  if (h_scales.empty()) {
-    backend->row_amax(w.h_bf16, w.amax);
+  if (pass.h_scales.empty()) {
+    if (interleaved) {
+      backend->deinterleave_row_amax(w.h_bf16, w.amax);
+    } else {
+      backend->row_amax(w.h_bf16, w.amax);
+    }
     for (std::int64_t e = 0; e < routing.num_experts; ++e) {
       const std::int64_t begin = routing.offsets[e], end = routing.offsets[e + 1];
       if (begin == end) continue;
       const float largest = *std::max_element(w.amax + begin, w.amax + end);
-      const bool per_row = options.h_scale == ScaleSource::kDynamicRow;
+      const bool per_row = pass.h_scale == ScaleSource::kDynamicRow;
       for (std::int64_t r = begin; r < end; ++r)
         w.h.scales[r] = nvfp4_tensor_scale(per_row ? w.amax[r] : largest);
     }
   }
-  return plan.h_interleaved ? backend->deinterleave_quantize(w.h_bf16, w.h)
-                            : backend->quantize(w.h_bf16, nullptr, w.h);
+  return interleaved ? backend->deinterleave_quantize(w.h_bf16, w.h)
+                     : backend->quantize(w.h_bf16, nullptr, w.h);
 }
 
 void MoeLayer::State::stage_rows(std::string_view stage_name, const ActivationRows& rows) const {
@@ -207,20 +296,10 @@ MoeLayer::MoeLayer(LayerWeights weights, const MoeLayerOptions& options) : state
   State& s = *state_;
   s.weights = std::move(weights);
   s.options = options;
-  s.backend = &find_backend(options.backend);
+  s.backend = &find_backend(
+      options.backend, [&](const Backend& backend) { return runs(backend, s.weights, options.activations); });
   s.options.backend = s.backend->name();
-  if (options.activations != ActivationFormat::kBf16) {
-    for (std::size_t e = 0; e < s.weights.experts.size(); ++e) {
-      const ExpertWeights& expert = s.weights.experts[e];
-      for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
-        if (matrix->rows > 0 && matrix->format != WeightFormat::kNvfp4) {
-          fail(ErrorCode::kUnsupported,
-               "{} activations need NVFP4 weights, but expert {} of {} is {}; use bf16",
-               to_string(options.activations), e, s.weights.name, to_string(matrix->format));
-        }
-      }
-    }
-  }
+  check_runs(*s.backend, s.weights, options.activations);
   if (options.l1 == MoeLayerOptions::L1::kInterleaved &&
       (options.activations != ActivationFormat::kNvfp4 || !s.weights.config.activation.gated())) {
     fail(ErrorCode::kUnsupported,
@@ -231,10 +310,14 @@ MoeLayer::MoeLayer(LayerWeights weights, const MoeLayerOptions& options) : state
   if (options.activations == ActivationFormat::kNvfp4) {
     s.options.x_scale = choose_scale(options.x_scale, s.weights, &ExpertWeights::input_scale, "x");
     s.options.h_scale = choose_scale(options.h_scale, s.weights, &ExpertWeights::down_input_scale, "h");
-    s.x_scales = s.static_scales(*s.options.x_scale, &ExpertWeights::input_scale);
-    s.h_scales = s.static_scales(*s.options.h_scale, &ExpertWeights::down_input_scale);
+  }
+  s.pass = pass_options(s.options);
+  if (options.activations == ActivationFormat::kNvfp4) {
+    s.pass.x_scales = static_scales(s.weights, s.pass.x_scale, &ExpertWeights::input_scale);
+    s.pass.h_scales = static_scales(s.weights, s.pass.h_scale, &ExpertWeights::down_input_scale);
   }
   s.prepared = s.backend->prepare(s.weights);
+  s.device_pass = s.prepared->device_pass(s.pass);
 }
 
 MoeLayer::~MoeLayer() = default;
@@ -293,24 +376,52 @@ void MoeLayer::route(MatrixView<const float> logits, MatrixView<std::int32_t> id
 
 std::int64_t MoeLayer::workspace_bytes(std::int64_t tokens) const {
   if (tokens < 0) fail(ErrorCode::kInvalidArgument, "the number of tokens must be 0 or more, got {}", tokens);
-  const PassPlan plan = plan_pass(config(), state_->options, tokens);
-  return lay_out(config(), state_->options, plan, state_->weights.shared.present, nullptr).bytes;
+  return lay_out(state_->weights, state_->pass, tokens, nullptr).bytes;
+}
+
+std::int64_t MoeLayer::State::run_stages(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                                         MatrixView<const float> routing_weights, MatrixView<bf16> y,
+                                         Workspace& w) const {
+  const LayerConfig& config = weights.config;
+  for (std::int64_t t = 0; t < x.rows; ++t) {  // made contiguous
+    std::copy_n(ids.row(t), config.top_k, w.ids + t * config.top_k);
+    std::copy_n(routing_weights.row(t), config.top_k, w.weights + t * config.top_k);
+  }
+  backend->sort(w.ids, w.weights, w.routing);
+  const ActivationRows tokens{.format = ActivationFormat::kBf16,
+                              .rows = x.rows,
+                              .cols = x.cols,
+                              .row_stride = x.row_stride,
+                              .values = const_cast<bf16*>(x.data)};  // operations read x, never write it
+  const bool quantized = pass.activations != ActivationFormat::kBf16;
+  std::int64_t saturated = quantized ? quantize_x(tokens, w) : 0;
+  const std::int64_t rows = w.routing.offsets[config.num_experts];
+  stage("expert_ids", DType::kI32, {x.rows, config.top_k}, w.ids);
+  stage("expert_weights", DType::kF32, {x.rows, config.top_k}, w.weights);
+  stage("offsets", DType::kI64, {config.num_experts + 1}, w.routing.offsets);
+  stage("row_to_token", DType::kI32, {rows}, w.routing.row_to_token);
+  stage("row_to_slot", DType::kI32, {rows}, w.routing.row_to_slot);
+  if (quantized) stage_rows("x", w.x);
+
+  saturated += make_h(quantized ? w.x : tokens, w);
+  stage_rows("h", w.h);
+  prepared->gemm2(w.h, w.routing, w.expert_out);
+  stage("expert_out", DType::kF32, {rows, x.cols}, w.expert_out);
+  if (w.shared_out != nullptr) {
+    prepared->shared_expert(tokens, w.shared_out);
+    stage("shared_out", DType::kF32, {x.rows, x.cols}, w.shared_out);
+  }
+  backend->combine(w.expert_out, w.routing, w.weights, w.shared_out, y);
+  if (y.row_stride == y.cols) stage("y", DType::kBF16, {y.rows, y.cols}, y.data);
+  return saturated;
 }
 
 std::int64_t MoeLayer::forward(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
                                MatrixView<const float> weights, MatrixView<bf16> y,
                                std::span<std::byte> workspace) const {
   const State& s = *state_;
-  check_shape("x", x, x.rows, config().hidden);
-  check_shape("ids", ids, x.rows, config().top_k);
-  check_shape("weights", weights, x.rows, config().top_k);
-  check_shape("y", y, x.rows, config().hidden);
-  if (x.rows > std::numeric_limits<std::int32_t>::max()) {
-    fail(ErrorCode::kUnsupported, "one pass takes at most {} tokens, got {}",
-         std::numeric_limits<std::int32_t>::max(), x.rows);
-  }
-  const PassPlan plan = plan_pass(config(), s.options, x.rows);
-  Workspace w = lay_out(config(), s.options, plan, s.weights.shared.present, workspace.data());
+  s.check_operands(x, ids, weights, y);
+  Workspace w = lay_out(s.weights, s.pass, x.rows, workspace.data());
   if (static_cast<std::int64_t>(workspace.size()) < w.bytes) {
     fail(ErrorCode::kInvalidArgument, "the workspace for {} tokens must have {} bytes, got {}", x.rows,
          w.bytes, workspace.size());
@@ -318,42 +429,66 @@ std::int64_t MoeLayer::forward(MatrixView<const bf16> x, MatrixView<const std::i
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kCacheLine != 0) {
     fail(ErrorCode::kInvalidArgument, "the workspace must start at a multiple of {} bytes", kCacheLine);
   }
+  s.check_ids(ids);
   if (x.rows == 0) return 0;
-  s.copy_routing(ids, weights, w);
-  s.backend->sort(w.ids, w.weights, w.routing);
-
-  const ActivationRows tokens{.format = ActivationFormat::kBf16,
-                              .rows = x.rows,
-                              .cols = x.cols,
-                              .row_stride = x.row_stride,
-                              .values = const_cast<bf16*>(x.data)};  // operations read x, never write it
-  const bool quantized = s.options.activations != ActivationFormat::kBf16;
-  std::int64_t saturated = quantized ? s.quantize_x(tokens, plan, w) : 0;
-  const std::int64_t rows = w.routing.offsets[config().num_experts];
-  s.stage("expert_ids", DType::kI32, {x.rows, config().top_k}, w.ids);
-  s.stage("expert_weights", DType::kF32, {x.rows, config().top_k}, w.weights);
-  s.stage("offsets", DType::kI64, {config().num_experts + 1}, w.routing.offsets);
-  s.stage("row_to_token", DType::kI32, {rows}, w.routing.row_to_token);
-  s.stage("row_to_slot", DType::kI32, {rows}, w.routing.row_to_slot);
-  if (quantized) s.stage_rows("x", w.x);
-
-  saturated += s.make_h(quantized ? w.x : tokens, plan, w);
-  s.stage_rows("h", w.h);
-  s.prepared->gemm2(w.h, w.routing, w.expert_out);
-  s.stage("expert_out", DType::kF32, {rows, x.cols}, w.expert_out);
-  if (w.shared_out != nullptr) {
-    s.prepared->shared_expert(tokens, w.shared_out);
-    s.stage("shared_out", DType::kF32, {x.rows, x.cols}, w.shared_out);
-  }
-  s.backend->combine(w.expert_out, w.routing, w.weights, w.shared_out, y);
-  if (y.row_stride == y.cols) s.stage("y", DType::kBF16, {y.rows, y.cols}, y.data);
-  return saturated;
+  if (s.device_pass != nullptr && !s.on_stage) return s.device_pass->run_from_host(x, ids, weights, y);
+  return s.run_stages(x, ids, weights, y, w);
 }
 
 std::int64_t MoeLayer::forward(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
                                MatrixView<const float> weights, MatrixView<bf16> y) const {
   const AlignedBuffer<std::byte> workspace(workspace_bytes(x.rows));
   return forward(x, ids, weights, y, workspace);
+}
+
+bool MoeLayer::on_gpu() const { return state_->device_pass != nullptr; }
+
+std::int64_t MoeLayer::stream_workspace_bytes(std::int64_t tokens) const {
+  if (tokens < 0) fail(ErrorCode::kInvalidArgument, "the number of tokens must be 0 or more, got {}", tokens);
+  return state_->gpu_pass("a workspace for a stream").workspace_bytes(tokens);
+}
+
+void MoeLayer::forward_on_stream(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                                 MatrixView<const float> weights, MatrixView<bf16> y,
+                                 std::span<std::byte> workspace, void* stream, StreamStatus* status) const {
+  const State& s = *state_;
+  const DevicePass& pass = s.gpu_pass("a pass on a stream");
+  s.check_operands(x, ids, weights, y);
+  const auto check_contiguous = [&](const char* name, const auto& view) {
+    if (view.rows <= 1 || view.row_stride == view.cols) return;
+    fail(ErrorCode::kInvalidArgument, "on a stream {} must be contiguous, with a row stride of {}, got {}",
+         name, view.cols, view.row_stride);
+  };
+  check_contiguous("ids", ids);
+  check_contiguous("weights", weights);
+  const auto misaligned = [](const void* pointer, std::int64_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) != 0;
+  };
+  constexpr std::int64_t kRowBytes = 16, kElement = sizeof(bf16);
+  if (misaligned(x.data, kRowBytes) || (x.rows > 1 && x.row_stride * kElement % kRowBytes != 0)) {
+    fail(ErrorCode::kInvalidArgument,
+         "on a stream rows of x must start at multiples of {} bytes, got address {} and rows {} bytes apart",
+         kRowBytes, fmt::ptr(x.data), x.row_stride * kElement);
+  }
+  const std::int64_t bytes = pass.workspace_bytes(x.rows);
+  if (static_cast<std::int64_t>(workspace.size()) < bytes) {
+    fail(ErrorCode::kInvalidArgument, "the workspace for {} tokens on a stream must have {} bytes, got {}",
+         x.rows, bytes, workspace.size());
+  }
+  if (misaligned(workspace.data(), kDeviceAlignment)) {
+    fail(ErrorCode::kInvalidArgument,
+         "a workspace on a GPU must start at a multiple of {} bytes, got address {}", kDeviceAlignment,
+         fmt::ptr(workspace.data()));
+  }
+  if (x.rows == 0) return;
+  pass.enqueue({.x = x,
+                .ids = ids.data,
+                .weights = weights.data,
+                .y = y,
+                .workspace = workspace.data(),
+                .stream = stream,
+                .saturated = status != nullptr ? &status->saturated : nullptr,
+                .bad_pair = status != nullptr ? &status->bad_id : nullptr});
 }
 
 }  // namespace megamoe

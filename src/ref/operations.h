@@ -29,6 +29,7 @@ std::int64_t quantize(const ActivationRows& x, const std::int32_t* row_map, cons
 void quantize_fp8(const ActivationRows& x, const ActivationRows& out);
 std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out);
 void row_amax(const ActivationRows& x, float* amax);
+void deinterleave_row_amax(const ActivationRows& x, float* amax);
 // One row of BF16 `x` [out.cols] into row `r` of `out`, in out's format; returns the saturated blocks.
 std::int64_t store_row(const bf16* x, std::int64_t r, const ActivationRows& out);
 

@@ -33,6 +33,15 @@ float finite_magnitude(bf16 x) {
   return is_finite(value) ? magnitude(value) : 0.0f;
 }
 
+// The columns of interleaved row r that hold h.
+std::vector<bf16> up_columns(const ActivationRows& x, std::int64_t r) {
+  std::vector<bf16> up(static_cast<std::size_t>(x.cols / 2));
+  for (std::int64_t i = 0; i < x.cols / 2; ++i) {
+    up[static_cast<std::size_t>(i)] = x.values[r * x.row_stride + i / 8 * 16 + 8 + i % 8];
+  }
+  return up;
+}
+
 void store_fp8(const bf16* x, std::int64_t r, const ActivationRows& out) {
   const std::int64_t tiles = (out.cols + kFp8Tile - 1) / kFp8Tile;
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
@@ -79,13 +88,8 @@ void quantize_fp8(const ActivationRows& x, const ActivationRows& out) {
 }
 
 std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out) {
-  return sum_over_rows(x.rows, x.cols, [&](std::int64_t r) {
-    std::vector<bf16> up(static_cast<std::size_t>(out.cols));
-    for (std::int64_t i = 0; i < out.cols; ++i) {
-      up[static_cast<std::size_t>(i)] = x.values[r * x.row_stride + i / 8 * 16 + 8 + i % 8];
-    }
-    return store_row(up.data(), r, out);
-  });
+  return sum_over_rows(x.rows, x.cols,
+                       [&](std::int64_t r) { return store_row(up_columns(x, r).data(), r, out); });
 }
 
 void row_amax(const ActivationRows& x, float* amax) {
@@ -94,6 +98,13 @@ void row_amax(const ActivationRows& x, float* amax) {
     for (std::int64_t k = 0; k < x.cols; ++k) {
       amax[r] = std::max(amax[r], finite_magnitude(x.values[r * x.row_stride + k]));
     }
+  }
+}
+
+void deinterleave_row_amax(const ActivationRows& x, float* amax) {
+  for (std::int64_t r = 0; r < x.rows; ++r) {
+    amax[r] = 0.0f;
+    for (const bf16 value : up_columns(x, r)) amax[r] = std::max(amax[r], finite_magnitude(value));
   }
 }
 

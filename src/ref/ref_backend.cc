@@ -12,6 +12,10 @@ class RefBackend final : public Backend {
   std::string_view description() const override { return "the reference: scalar, exact, slow"; }
   std::string_view needs() const override { return "any CPU"; }
   bool supported() const override { return true; }
+  bool runs(ActivationFormat activations, WeightFormat weights, bool) const override {
+    return activations == ActivationFormat::kBf16 || weights == WeightFormat::kNvfp4;
+  }
+  bool keeps_order() const override { return true; }
 
   std::unique_ptr<PreparedLayer> prepare(const LayerWeights& weights) const override {
     return ref::prepare(weights);
@@ -36,6 +40,9 @@ class RefBackend final : public Backend {
     return ref::deinterleave_quantize(x, out);
   }
   void row_amax(const ActivationRows& x, float* amax) const override { ref::row_amax(x, amax); }
+  void deinterleave_row_amax(const ActivationRows& x, float* amax) const override {
+    ref::deinterleave_row_amax(x, amax);
+  }
   void combine(const float* expert_out, const Routing& routing, const float* weights, const float* shared,
                MatrixView<bf16> y) const override {
     ref::combine(expert_out, routing, weights, shared, y);

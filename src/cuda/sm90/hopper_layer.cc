@@ -1,0 +1,152 @@
+#include "cuda/sm90/hopper_layer.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cuda/sm90/hopper_pass.h"
+#include "cuda/sm90/host_operands.h"
+#include "cuda/sort.h"
+
+namespace megamoe::sm90 {
+
+using cuda::cuda_check;
+
+namespace {
+
+// A routing's arrays that the GEMMs read, copied to the GPU.
+struct DeviceRouting {
+  explicit DeviceRouting(const Routing& host)
+      : offsets(to_device(host.offsets, host.num_experts + 1)),
+        row_to_token(to_device(host.row_to_token, host.offsets[host.num_experts])),
+        routing(host) {
+    routing.offsets = offsets.data();
+    routing.row_to_token = row_to_token.data();
+    routing.row_to_slot = nullptr;
+  }
+
+  cuda::DeviceArray<std::int64_t> offsets;
+  cuda::DeviceArray<std::int32_t> row_to_token;
+  Routing routing;
+};
+
+std::int64_t most_rows(const Routing& routing) { return routing.tokens * routing.top_k; }
+
+}  // namespace
+
+HopperLayer::HopperLayer(const LayerWeights& weights) : config_(weights.config) {
+  if (config_.num_experts > cuda::kMaxSortedExperts) {
+    fail(ErrorCode::kUnsupported, "the hopper backend takes at most {} experts, got {}",
+         cuda::kMaxSortedExperts, config_.num_experts);
+  }
+  if (weights.shared.present) {
+    fail(ErrorCode::kUnsupported, "the hopper backend has no shared experts yet, but {} has one",
+         weights.name);
+  }
+  std::vector<const WeightMatrix*> first, second;
+  for (std::size_t e = 0; e < weights.experts.size(); ++e) {
+    const ExpertWeights& expert = weights.experts[e];
+    for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+      if (matrix->rows > 0 && matrix->format != WeightFormat::kNvfp4) {
+        fail(ErrorCode::kUnsupported, "the hopper backend runs nvfp4 weights, but expert {} of {} is {}", e,
+             weights.name, to_string(matrix->format));
+      }
+    }
+    if (config_.activation.gated()) first.push_back(&expert.gate);
+    first.push_back(&expert.up);
+    second.push_back(&expert.down);
+  }
+  first_ = load_weights(config_.activation.gated() ? WeightRole::kGateUp : WeightRole::kPlain, first);
+  second_ = load_weights(WeightRole::kPlain, second);
+  gate_bias_ = load_bias(weights.experts, &ExpertWeights::gate_bias, config_.intermediate);
+  up_bias_ = load_bias(weights.experts, &ExpertWeights::up_bias, config_.intermediate);
+  down_bias_ = load_bias(weights.experts, &ExpertWeights::down_bias, config_.hidden);
+}
+
+GroupedInput HopperLayer::input(const PackedWeights& weights, std::int64_t weight_rows, std::int64_t cols,
+                                const ActivationRows& tokens, const Routing& routing, void* workspace) const {
+  GroupedInput in;
+  in.weights = weights.packed.data();
+  in.experts = static_cast<int>(config_.num_experts);
+  in.weight_rows = weight_rows;
+  in.cols = cols;
+  in.offsets = routing.offsets;
+  in.max_rows = most_rows(routing);
+  in.tokens = tokens;
+  in.workspace = workspace;
+  return in;
+}
+
+cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
+                                      L1Output mode, const ActivationRows& out, unsigned long long* saturated,
+                                      void* workspace, cudaStream_t stream) const {
+  Gemm1 call;
+  call.in = input(first_, config_.intermediate, config_.hidden, x, routing, workspace);
+  call.in.gather = x_is_gathered ? nullptr : routing.row_to_token;
+  call.activation = config_.activation;
+  call.weight_scales = first_.scales.data();
+  call.gate_bias = gate_bias_.data();
+  call.up_bias = up_bias_.data();
+  call.mode = mode;
+  call.out = out;
+  call.saturated = saturated;
+  return sm90::gemm1(call, stream);
+}
+
+cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out,
+                                      void* workspace, cudaStream_t stream) const {
+  Gemm2 call;
+  call.in = input(second_, config_.hidden, config_.intermediate, h, routing, workspace);
+  call.weight_scales = second_.scales.data();
+  call.bias = down_bias_.data();
+  call.out = out;
+  return sm90::gemm2(call, stream);
+}
+
+std::int64_t HopperLayer::gemm_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const {
+  const int experts = static_cast<int>(config_.num_experts);
+  return std::max(sm90::gemm_workspace_bytes(format, config_.hidden, max_rows, experts),
+                  sm90::gemm_workspace_bytes(format, config_.intermediate, max_rows, experts));
+}
+
+std::int64_t HopperLayer::gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
+                                L1Output mode, const ActivationRows& out) const {
+  if (mode == L1Output::kFp8) no_fp8();
+  if (mode == L1Output::kInterleavedBf16 && !config_.activation.gated()) {
+    fail(ErrorCode::kUnsupported, "interleaved output needs a gated activation, got {}",
+         to_string(config_.activation.kind));
+  }
+  if (routing.offsets[routing.num_experts] == 0) return 0;
+  const cuda::DeviceScope device(device_);
+  const DeviceRows tokens(x, true), result(out, false);
+  const DeviceRouting on_gpu(routing);
+  const cuda::DeviceBuffer workspace(gemm_workspace_bytes(x.format, most_rows(routing)));
+  const Counter saturated;
+  cuda_check(gemm1_on_gpu(tokens.rows, x_is_gathered, on_gpu.routing, mode, result.rows, saturated.data(),
+                          workspace.data(), nullptr),
+             "running the first GEMM");
+  cuda_check(cudaDeviceSynchronize(), "running the first GEMM");
+  result.to_host(out);
+  return saturated.read();
+}
+
+void HopperLayer::gemm2(const ActivationRows& h, const Routing& routing, float* out) const {
+  const std::int64_t rows = routing.offsets[routing.num_experts];
+  if (rows == 0) return;
+  const cuda::DeviceScope device(device_);
+  const DeviceRows tokens(h, true);
+  const DeviceRouting on_gpu(routing);
+  const cuda::DeviceBuffer workspace(gemm_workspace_bytes(h.format, most_rows(routing)));
+  const cuda::DeviceArray<float> result(rows * config_.hidden);
+  cuda_check(gemm2_on_gpu(tokens.rows, on_gpu.routing, result.data(), workspace.data(), nullptr),
+             "running the second GEMM");
+  cuda_check(cudaDeviceSynchronize(), "running the second GEMM");
+  to_host(result, out, result.count());
+}
+
+void HopperLayer::shared_expert(const ActivationRows&, float*) const { MEGAMOE_CHECK(false); }
+
+std::unique_ptr<DevicePass> HopperLayer::device_pass(const PassOptions& options) const {
+  return std::make_unique<HopperPass>(*this, options);
+}
+
+}  // namespace megamoe::sm90

@@ -1,0 +1,49 @@
+// hopper_layer.h: a layer's weights on one GPU, and its two GEMMs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "backend/backend.h"
+#include "cuda/device.h"
+#include "cuda/sm90/gemm.h"
+#include "cuda/sm90/packed_weights.h"
+
+namespace megamoe::sm90 {
+
+class HopperLayer final : public PreparedLayer {
+ public:
+  // On the device that is current. Throws kUnsupported for what this backend does not run.
+  explicit HopperLayer(const LayerWeights& weights);
+
+  const LayerConfig& config() const override { return config_; }
+  int device() const { return device_; }
+
+  // Operands in GPU memory. The tile is chosen by routing.tokens alone, so that the same tokens give the same
+  // bits however they are routed. `workspace`: gemm_workspace_bytes(), which is enough for either.
+  cudaError_t gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
+                           const ActivationRows& out, unsigned long long* saturated, void* workspace,
+                           cudaStream_t stream) const;
+  cudaError_t gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
+                           cudaStream_t stream) const;
+  std::int64_t gemm_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const;
+
+  // Operands in host memory.
+  std::int64_t gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
+                     const ActivationRows& out) const override;
+  void gemm2(const ActivationRows& h, const Routing& routing, float* out) const override;
+  void shared_expert(const ActivationRows& x, float* out) const override;
+
+  std::unique_ptr<DevicePass> device_pass(const PassOptions& options) const override;
+
+ private:
+  GroupedInput input(const PackedWeights& weights, std::int64_t weight_rows, std::int64_t cols,
+                     const ActivationRows& tokens, const Routing& routing, void* workspace) const;
+
+  int device_ = cuda::current_device();
+  LayerConfig config_;
+  PackedWeights first_, second_;
+  cuda::DeviceArray<float> gate_bias_, up_bias_, down_bias_;  // [experts, I] or [experts, H], or empty
+};
+
+}  // namespace megamoe::sm90

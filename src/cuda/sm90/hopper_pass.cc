@@ -1,0 +1,177 @@
+// hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row; a dynamic scale
+// of h takes one or three more, for it is known only when all of h is.
+#include "cuda/sm90/hopper_pass.h"
+
+#include <limits>
+
+#include "base/check.h"
+#include "cuda/combine.h"
+#include "cuda/quantize.h"
+#include "cuda/sm90/host_operands.h"
+#include "cuda/sort.h"
+
+namespace megamoe::sm90 {
+
+using cuda::cuda_check;
+
+struct HopperPass::Buffers : PassBuffers {
+  std::int32_t* slot_to_row = nullptr;  // [tokens, top_k]
+  std::byte* sort_workspace = nullptr;
+  std::byte* gemm_workspace = nullptr;
+  std::int64_t bytes = 0;  // of all
+
+  std::int64_t most_rows() const { return routing.tokens * routing.top_k; }
+  // The rows that a routing really has are known on the GPU alone.
+  cuda::RowCount rows() const { return {most_rows(), routing.offsets + routing.num_experts}; }
+};
+
+namespace {
+
+cuda::Nvfp4Out quantized(const ActivationRows& rows, unsigned long long* saturated) {
+  return {
+      .codes = rows.codes, .scales = rows.block_scales, .tensor_scales = rows.scales, .saturated = saturated};
+}
+
+cuda::ElementRows elements(const bf16* data, std::int64_t row_stride) {
+  return {cuda::ElementType::kBf16, data, row_stride};
+}
+
+}  // namespace
+
+HopperPass::HopperPass(const HopperLayer& layer, const PassOptions& options)
+    : layer_(layer), options_(options), host_(layer.device()) {
+  if (options.activations == ActivationFormat::kFp8) no_fp8();
+  const cuda::DeviceScope device(layer.device());
+  x_scales_ = cuda::DeviceArray<float>(options.x_scales);
+  h_scales_ = cuda::DeviceArray<float>(options.h_scales);
+}
+
+HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) const {
+  const LayerConfig& config = layer_.config();
+  const std::int64_t pairs = checked_mul(tokens, config.top_k);
+  if (pairs > std::numeric_limits<std::int32_t>::max()) {
+    fail(ErrorCode::kUnsupported, "one pass takes at most {} (token, slot) pairs, got {} tokens of {}",
+         std::numeric_limits<std::int32_t>::max(), tokens, config.top_k);
+  }
+  Arena arena(base, kDeviceAlignment);
+  Buffers b{take_buffers(arena, config, options_, tokens, false)};
+  b.slot_to_row = arena.take<std::int32_t>(pairs);
+  b.sort_workspace = arena.take<std::byte>(
+      cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
+  b.gemm_workspace = arena.take<std::byte>(layer_.gemm_workspace_bytes(options_.activations, pairs));
+  b.bytes = arena.used();
+  return b;
+}
+
+std::int64_t HopperPass::workspace_bytes(std::int64_t tokens) const { return lay_out(tokens, nullptr).bytes; }
+
+void HopperPass::enqueue(const DeviceCall& call) const {
+  const cuda::DeviceScope device(layer_.device());
+  const cuda::RelaxedCapture relaxed;
+  auto* stream = static_cast<cudaStream_t>(call.stream);
+  const Buffers b = lay_out(call.x.rows, call.workspace);
+  sort(call, b, stream);
+  const bool nvfp4 = options_.activations == ActivationFormat::kNvfp4;
+  ActivationRows x{.rows = call.x.rows, .cols = call.x.cols, .row_stride = call.x.row_stride};
+  x.values = const_cast<bf16*>(call.x.data);  // read, never written
+  if (nvfp4) {
+    quantize_x(call, b, stream);
+    x = b.x;
+  }
+  cuda_check(
+      layer_.gemm1_on_gpu(x, options_.x_per_row(), b.routing, options_.l1,
+                          options_.h_fused() ? b.h : b.h_bf16, call.saturated, b.gemm_workspace, stream),
+      "starting the first GEMM");
+  if (!options_.h_fused()) quantize_h(call, b, stream);
+  cuda_check(layer_.gemm2_on_gpu(b.h, b.routing, b.expert_out, b.gemm_workspace, stream),
+             "starting the second GEMM");
+  combine(call, b, stream);
+}
+
+void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  cuda::SortParams params;
+  params.ids = call.ids;
+  params.weights = call.weights;
+  params.tokens = b.routing.tokens;
+  params.top_k = b.routing.top_k;
+  params.experts = static_cast<int>(b.routing.num_experts);
+  params.offsets = b.routing.offsets;
+  params.row_to_token = b.routing.row_to_token;
+  params.row_to_slot = b.routing.row_to_slot;
+  params.slot_to_row = b.slot_to_row;
+  if (options_.x_per_row()) params.of_expert[0] = x_scales_.data(), params.of_row[0] = b.x.scales;
+  if (h_scales_.count() > 0) params.of_expert[1] = h_scales_.data(), params.of_row[1] = b.h.scales;
+  params.bad_id = call.bad_pair;
+  params.workspace = b.sort_workspace;
+  cuda_check(cuda::sort(params, stream), "starting to sort");
+}
+
+void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  const cuda::ElementRows x = elements(call.x.data, call.x.row_stride);
+  const std::int64_t tokens = call.x.rows, cols = call.x.cols;
+  cuda::Nvfp4Out out = quantized(b.x, call.saturated);
+  const std::int32_t* row_map = nullptr;
+  cuda::RowCount rows = tokens;
+  auto mode = cuda::TensorScales::kGiven;
+  switch (options_.x_scale) {
+    case ScaleSource::kStatic:  // the sort has put each row's there
+      row_map = b.routing.row_to_token;
+      rows = b.rows();
+      break;
+    case ScaleSource::kStaticLayerMax:
+      mode = cuda::TensorScales::kConstant;
+      out.constant = options_.x_scales[0];
+      break;
+    case ScaleSource::kDynamicRow: mode = cuda::TensorScales::kDynamicRow; break;
+    case ScaleSource::kDynamicTensor:
+      cuda_check(cuda::row_amax(x, tokens, cols, b.amax, stream),
+                 "starting to look for x's largest magnitude");
+      cuda_check(cuda::group_tensor_scales(b.amax, nullptr, 1, tokens, b.x.scales, stream),
+                 "starting to make x's tensor scale");
+      break;
+  }
+  cuda_check(cuda::quantize(x, row_map, rows, cols, mode, out, stream), "starting to quantise x");
+}
+
+void HopperPass::quantize_h(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  const bool interleaved = options_.l1 == L1Output::kInterleavedBf16;
+  const std::int64_t cols = b.h.cols;
+  const cuda::ElementRows h = elements(b.h_bf16.values, b.h_bf16.cols);
+  if (options_.h_scale == ScaleSource::kDynamicTensor) {
+    cuda_check(interleaved ? cuda::deinterleave_row_amax(b.h_bf16.values, b.h_bf16.cols, b.rows(), cols,
+                                                         b.amax, stream)
+                           : cuda::row_amax(h, b.rows(), cols, b.amax, stream),
+               "starting to look for h's largest magnitudes");
+    cuda_check(cuda::group_tensor_scales(b.amax, b.routing.offsets, static_cast<int>(b.routing.num_experts),
+                                         b.most_rows(), b.h.scales, stream),
+               "starting to make h's tensor scales");
+  }
+  const auto mode = options_.h_scale == ScaleSource::kDynamicRow ? cuda::TensorScales::kDynamicRow
+                                                                 : cuda::TensorScales::kGiven;
+  const cuda::Nvfp4Out out = quantized(b.h, call.saturated);
+  cuda_check(interleaved ? cuda::deinterleave_quantize(b.h_bf16.values, b.h_bf16.cols, b.rows(), cols, mode,
+                                                       out, stream)
+                         : cuda::quantize(h, nullptr, b.rows(), cols, mode, out, stream),
+             "starting to quantise h");
+}
+
+void HopperPass::combine(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  cuda_check(cuda::combine({.expert_out = b.expert_out,
+                            .slot_to_row = b.slot_to_row,
+                            .weights = call.weights,
+                            .shared = nullptr,
+                            .y = call.y.data,
+                            .y_stride = call.y.row_stride,
+                            .tokens = call.y.rows,
+                            .top_k = b.routing.top_k,
+                            .hidden = call.y.cols},
+                           stream),
+             "starting to combine");
+}
+
+std::int64_t HopperPass::run_from_host(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
+                                       MatrixView<const float> weights, MatrixView<bf16> y) const {
+  return host_.run(*this, x, ids, weights, y);
+}
+
+}  // namespace megamoe::sm90
