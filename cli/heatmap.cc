@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/output.h"
+
 namespace megamoe::cli {
 namespace {
 
@@ -30,20 +32,6 @@ li.bad { color: #d1495b; }
 .s5 { fill: #a3bfdc; } .s6 { fill: #6f9fd0; } .s7 { fill: #437fbe; } .s8 { fill: #255f9f; }
 .exact { fill: #4c9f70; } .nan { fill: #d400a8; }
 )";
-
-std::string escape(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '&': out += "&amp;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
-    }
-  }
-  return out;
-}
 
 struct Range {
   double least = std::numeric_limits<double>::infinity();
@@ -140,7 +128,7 @@ std::string summary(const Verification& verification) {
         "<tr><td class=\"l\">{}</td><td>{}</td><td>{}</td><td>{}</td><td "
         "class=\"l\">{}</td><td>{:.4f}</td><td>{}</td></tr>\n",
         layer.label, layer.matrices, db_text(layer.median_snr_db), db_text(layer.least_snr_db),
-        escape(layer.worst_name), layer.most_relative,
+        escape_markup(layer.worst_name), layer.most_relative,
         layer.fold_error ? fmt::format("{:.4f}", *layer.fold_error) : "–");
   }
   return "<div class=\"scroll\"><table><tr><th class=\"l\">layer</th><th>matrices</th><th>median "
@@ -159,13 +147,13 @@ std::string verification_page(const Verification& verification, const std::strin
       "content=\"width=device-width, initial-scale=1\">\n<title>Verification of "
       "{}</title>\n<style>{}</style></head><body>\n"
       "<h1>How much of the weights quantisation kept</h1>\n<p class=\"paths\">{} against {}</p>\n",
-      escape(quantized), kStyle, escape(quantized), escape(source));
+      escape_markup(quantized), kStyle, escape_markup(quantized), escape_markup(source));
   if (verification.mismatches.empty()) {
     page += "<p>Every matrix of the source is there in its shape.</p>\n";
   } else {
     page += "<ul>\n";
     for (const std::string& mismatch : verification.mismatches) {
-      page += fmt::format("<li class=\"bad\">{}</li>\n", escape(mismatch));
+      page += fmt::format("<li class=\"bad\">{}</li>\n", escape_markup(mismatch));
     }
     page += "</ul>\n";
   }

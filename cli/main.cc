@@ -30,6 +30,8 @@ const std::vector<Verb>& verbs() {
        "model-nvfp4/ --activations activations.safetensors --format nvfp4", add_run},
       {"verify", "hold a quantised checkpoint against its source", "model-nvfp4/ model/ --html report.html",
        add_verify},
+      {"bench", "time a model's layer with random weights, against what memory allows",
+       "--model deepseek-v4-flash --tokens 1,64 --svg times.svg", add_bench},
       {"backends", "list what this build can run on", "--json", add_backends},
   };
   return kVerbs;

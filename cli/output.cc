@@ -108,6 +108,20 @@ std::string one_line(std::string_view text) {
   return out;
 }
 
+std::string escape_markup(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '&': out += "&amp;"; break;
+      case '"': out += "&quot;"; break;
+      default: out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+  }
+  return out;
+}
+
 void print(std::string_view text) {
   errno = 0;
   const bool written =

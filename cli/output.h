@@ -33,6 +33,10 @@ std::string human_count(std::int64_t count);  // "1,234,567"
 // `text` with control characters escaped: a name from a file stays on its line.
 std::string one_line(std::string_view text);
 
+// `text` as it stands in XML or HTML, between tags or quotes. Control characters, which XML cannot hold,
+// become spaces.
+std::string escape_markup(std::string_view text);
+
 // Writes to stdout and flushes. A reader that went away is no error; any other failure is kIo.
 void print(std::string_view text);
 // One object, indented, with a newline. Numbers that are not finite become null.

@@ -47,6 +47,10 @@ TEST(Human, Counts) {
   EXPECT_EQ(human_count(1234567), "1,234,567");
 }
 
+TEST(Markup, EscapesWhatXmlReads) {
+  EXPECT_EQ(escape_markup("a<b> & \"c\"\n\x01'"), "a&lt;b&gt; &amp; &quot;c&quot;  '");
+}
+
 TEST(ProgressLine, SaysShareRateAndTimeLeft) {
   const Progress half{50 << 20, 100 << 20, "w"};
   EXPECT_EQ(progress_line("quantize", half, 10, 200),

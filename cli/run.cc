@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/aligned_buffer.h"
+#include "base/median.h"
 #include "cli/dump.h"
 #include "cli/output.h"
 #include "cli/verb.h"
@@ -107,8 +108,7 @@ void run_repeatedly(const MoeLayer& layer, const RecordedLayer& recorded, int re
       fail(ErrorCode::kInternal, "layer {}: pass {} gave other bits than the first one", out.layer, i + 2);
     }
   }
-  std::sort(times.begin(), times.end());
-  out.seconds = times[times.size() / 2];
+  out.seconds = median(times);
 }
 
 // The output as it is before it is rounded to BF16, from the stages that a pass left: what tells the error of

@@ -21,6 +21,7 @@ struct Verb {
 
 // One file each.
 std::function<int()> add_backends(CLI::App& app);
+std::function<int()> add_bench(CLI::App& app);
 std::function<int()> add_calibrate(CLI::App& app);
 std::function<int()> add_convert(CLI::App& app);
 std::function<int()> add_inspect(CLI::App& app);

@@ -11,6 +11,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_files.h"
+#include "cli/test_xml.h"
 #include "engine/input_scales.h"
 
 namespace megamoe {
@@ -75,7 +76,7 @@ TEST_F(CliTest, HelpAndVersion) {
   EXPECT_EQ(megamoe("--version").out, "megamoe " MEGAMOE_VERSION "\n");
   const Outcome help = megamoe("--help");
   EXPECT_EQ(help.code, 0);
-  for (const std::string verb : {"inspect", "run", "calibrate", "verify", "backends"}) {
+  for (const std::string verb : {"inspect", "run", "calibrate", "verify", "bench", "backends"}) {
     EXPECT_NE(help.out.find("\n  " + verb), std::string::npos) << verb;
     const Outcome verb_help = megamoe(verb + " --help");
     EXPECT_EQ(verb_help.code, 0) << verb;
@@ -198,6 +199,104 @@ TEST_F(CliTest, VerifyFailsWhereTheSnrIsMissed) {
   const Outcome missed = megamoe(pair + " --min-snr 18.1 --json");
   EXPECT_EQ(missed.code, 1);
   EXPECT_FALSE(json::parse(missed.out)["passed"].get<bool>());
+}
+
+TEST_F(CliTest, BenchListsTheModels) {
+  const json list = megamoe_json("bench --list").at("models");
+  const auto mixtral =
+      std::find_if(list.begin(), list.end(), [](const json& m) { return m.at("model") == "mixtral-8x7b"; });
+  ASSERT_NE(mixtral, list.end());
+  EXPECT_EQ(mixtral->at("hidden"), 4096);
+  EXPECT_EQ(mixtral->at("experts"), 8);
+  EXPECT_EQ(mixtral->at("layer_bytes"), std::int64_t{8} * 3 * 4096 * 14336 * 9 / 16);
+  EXPECT_NE(megamoe("bench --list").out.find("\nqwen3-30b-a3b "), std::string::npos);
+}
+
+// The smallest layer in the table whose tokens take four experts.
+const std::string kBench = "bench --model GLM-4.7-Flash --experts 4 --repeat 2 ";
+
+TEST_F(CliTest, BenchTimesALayer) {
+  const json found = megamoe_json(kBench + "--tokens 3,1,3 --activations nvfp4,bf16 --svg " + path("t.svg"));
+  EXPECT_FALSE(found.at("device").get<std::string>().empty());
+  EXPECT_FALSE(found.at("bandwidth_of").get<std::string>().empty());
+  const double bandwidth = found.at("bandwidth_bytes_per_second");
+  const json& results = found.at("results");
+  ASSERT_EQ(results.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const json& r = results[i];
+    EXPECT_EQ(r.at("model"), "glm-4.7-flash");
+    EXPECT_EQ(r.at("activations"), i < 2 ? "nvfp4" : "bf16");
+    const int tokens = i % 2 == 0 ? 1 : 3;
+    EXPECT_EQ(r.at("tokens"), tokens);
+    EXPECT_EQ(r.at("rows"), tokens * 4);
+    EXPECT_EQ(r.at("experts"), 4);
+    EXPECT_EQ(r.at("model_experts"), 64);
+    EXPECT_EQ(r.at("experts_used"), 4);
+    EXPECT_EQ(r.at("checked_rows"), tokens);
+    EXPECT_EQ(r.at("all_seconds").size(), 2u);
+    const double values = 3.0 * 2048 * 1536, seconds = r.at("seconds");
+    EXPECT_GT(seconds, 0);
+    EXPECT_EQ(r.at("flops"), 2 * values * tokens * 4);
+    EXPECT_EQ(r.at("weight_bytes"), 4 * values * 9 / 16);
+    EXPECT_DOUBLE_EQ(r.at("payload_bytes_per_second").get<double>() * seconds, 4 * values * 9 / 16);
+    EXPECT_EQ(r.at("warm"), 3 * values * 9 / 16 < 4 * found.at("cache_bytes").get<double>());
+    if (found.at("flops_per_second").is_null()) {
+      EXPECT_EQ(r.at("floor_of"), "memory");
+      EXPECT_DOUBLE_EQ(r.at("floor_seconds").get<double>() * bandwidth, 4 * values * 9 / 16);
+    }
+  }
+  const testing::Xml image = testing::parse_xml(testing::read_bytes(path("t.svg")));
+  EXPECT_EQ(image.elements.at("polyline"), 3);
+  for (const char* text :
+       {"glm-4.7-flash", "4 of its 64 experts", "bf16 activations", "nvfp4 activations", "floor"}) {
+    EXPECT_NE(image.text.find(text), std::string::npos) << text;
+  }
+}
+
+TEST_F(CliTest, BenchPrintsATable) {
+  const Outcome outcome = megamoe(kBench + "--tokens 2 --activations fp8 --routing one --backend cpu");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* part :
+       {"backend cpu on ", "glm-4.7-flash: hidden 2048, intermediate 1536, 4 of its 64 experts, top-4",
+        "routing one", "\nfp8 ", "2 rows against ref"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in\n" << outcome.out;
+  }
+}
+
+TEST_F(CliTest, BenchRefusesWhatItCannotTime) {
+  for (const auto& [arguments, code, part] : std::vector<Refusal>{
+           {"--model deepseek-v5", 1,
+            "did you mean deepseek-v3, deepseek-v4-flash, deepseek-v4-pro; `megamoe bench"},
+           {"--model llama", 1, "did you mean llama-4-scout, llama-4-maverick"},
+           {"--model ''", 1, "no model ''; `megamoe bench --list`"},
+           {"--tokens 0", 1, "got 0"},
+           {"--tokens 1,-8", 1, "got -8"},
+           {"--tokens many", 2, "--tokens"},
+           {"--tokens 1.5", 2, "--tokens"},
+           {"--activations int4", 1, "int4"},
+           {"--routing sideways", 1, "uniform, zipf or one"},
+           {"--x-scale sometimes", 1, "sometimes"},
+           {"--experts 0", 1, "--experts"},
+           {"--experts 7", 1, "8 to 128 experts, got 7"},
+           {"--experts 129", 1, "got 129"},
+           {"--repeat 0", 1, "--repeat"},
+           {"--threads -1", 1, "-1"},
+           {"--backend abacus", 1, "abacus"},
+           {"--svg /no/such/dir/t.svg", 1, "/no/such/dir"},
+           {"--svg /", 1, "is a directory"},
+           {"--model glm-4.7-flash --experts 4 --backend cpu --tokens 1000000000000", 1, "GiB are available"},
+       }) {
+    expect_refused("bench " + std::string(arguments), code, part);
+  }
+  // Refused after it was found that the image could be written: there is none.
+  expect_refused("bench --experts 7 --svg " + path("t.svg"), 1, "got 7");
+  expect_refused(
+      fmt::format("bench --model glm-4.7-flash --experts 4 --tokens 1000000000000 --backend cpu --svg {}",
+                  path("t.svg")),
+      1, "GiB");
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
+    EXPECT_EQ(entry.path().filename(), "stderr");
+  }
 }
 
 TEST_F(CliTest, AClosedPipeIsNoError) {

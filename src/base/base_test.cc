@@ -8,6 +8,8 @@
 
 #include "base/aligned_buffer.h"
 #include "base/check.h"
+#include "base/median.h"
+#include "base/memory.h"
 #include "base/parallel.h"
 #include "megamoe/types.h"
 
@@ -60,6 +62,21 @@ TEST(AlignedBuffer, IsAlignedAndMoves) {
   }
   EXPECT_EQ(AlignedBuffer<double>(0).data(), nullptr);
   EXPECT_EQ(AlignedBuffer<double>().size(), 0);
+}
+
+TEST(Median, IsTheMiddleOrTheMeanOfTheMiddleTwo) {
+  EXPECT_EQ(median({3}), 3);
+  EXPECT_EQ(median({5, 1, 3}), 3);
+  EXPECT_EQ(median({8, 1, 5, 3}), 4);
+  EXPECT_EQ(median({2, 2, 1, 2}), 2);
+  EXPECT_THROW(median({}), Error);
+}
+
+TEST(Memory, IsThereAndFinite) {
+  EXPECT_GT(available_memory(), 1 << 20);
+  EXPECT_LT(available_memory(), std::int64_t{1} << 50);
+  EXPECT_GE(last_level_cache(), 32 << 10);
+  EXPECT_LT(last_level_cache(), std::int64_t{1} << 40);
 }
 
 TEST(AlignedBuffer, RefusesSizesThatOverflow) {

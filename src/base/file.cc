@@ -41,6 +41,15 @@ OpenFile open_regular(const fs::path& path) {
   return file;
 }
 
+// The process id keeps two processes' temporary files apart; the last to rename wins with a whole file.
+fs::path temporary_beside(const fs::path& path) { return path.string() + fmt::format(".tmp{}", ::getpid()); }
+
+FileDescriptor create(const fs::path& path) {
+  FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (file.get() < 0) fail(ErrorCode::kIo, "cannot create {}: {}", path.string(), std::strerror(errno));
+  return file;
+}
+
 }  // namespace
 
 FileDescriptor::~FileDescriptor() {
@@ -108,15 +117,20 @@ void sync_directory_of(const fs::path& path) {
   }
 }
 
+void check_writable(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored))
+    fail(ErrorCode::kIo, "cannot write {}: it is a directory", path.string());
+  const fs::path temporary = temporary_beside(path);
+  create(temporary);
+  ::unlink(temporary.c_str());
+}
+
 void write_file_atomically(const fs::path& path, std::string_view content) {
-  // The process id keeps two processes' temporary files apart; the last to rename wins with a whole file.
-  const fs::path temporary = path.string() + fmt::format(".tmp{}", ::getpid());
+  const fs::path temporary = temporary_beside(path);
   try {
     {
-      const FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-      if (file.get() < 0) {
-        fail(ErrorCode::kIo, "cannot create {}: {}", temporary.string(), std::strerror(errno));
-      }
+      const FileDescriptor file = create(temporary);
       write_at(file, temporary, std::as_bytes(std::span(content)), 0);
       if (::fsync(file.get()) != 0) {
         fail(ErrorCode::kIo, "cannot flush {}: {}", temporary.string(), std::strerror(errno));

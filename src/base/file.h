@@ -55,6 +55,8 @@ void write_at(const FileDescriptor& file, const std::filesystem::path& path, std
               std::int64_t offset);
 // Makes a rename or removal of `path` durable. Throws kIo.
 void sync_directory_of(const std::filesystem::path& path);
+// Throws kIo where write_file_atomically could not create its file, or `path` is a directory.
+void check_writable(const std::filesystem::path& path);
 // Writes `content` to a temporary name beside `path`, flushes it to the disk and renames. Throws kIo.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 

@@ -84,6 +84,16 @@ TEST_F(FileTest, WritesAtomicallyOverAnOldFile) {
   EXPECT_EQ(entries(), 2) << "a temporary file was left";
 }
 
+TEST_F(FileTest, TellsWhetherItCouldWriteAndTouchesNothing) {
+  put(dir_ / "f", "old");
+  check_writable(dir_ / "f");
+  check_writable(dir_ / "new");
+  EXPECT_EQ(read_text_file(dir_ / "f"), "old");
+  EXPECT_EQ(code_of([&] { check_writable(dir_); }), ErrorCode::kIo);
+  EXPECT_EQ(code_of([&] { check_writable(dir_ / "no" / "f"); }), ErrorCode::kIo);
+  EXPECT_EQ(entries(), 1);
+}
+
 TEST_F(FileTest, AFailedWriteLeavesNothingBehind) {
   EXPECT_EQ(code_of([&] { write_file_atomically(dir_ / "no" / "f", "x"); }), ErrorCode::kIo);
   fs::create_directory(dir_ / "d");

@@ -1,0 +1,94 @@
+#include "engine/bench.h"
+
+#include <memory>
+
+#include "base/check.h"
+#include "base/memory.h"
+#include "engine/backends.h"
+#include "layer/geometries.h"
+
+namespace megamoe {
+namespace {
+
+constexpr std::uint64_t kWeightSeed = 1;
+
+LayerConfig config_of(const ModelGeometry& geometry, std::int64_t experts) {
+  LayerConfig config = geometry.config;
+  config.router = {};  // routings are made here
+  if (experts == 0) return config;
+  if (experts < config.top_k || experts > config.num_experts) {
+    fail(ErrorCode::kInvalidArgument,
+         "{} has {} experts and a token takes {}; expected {} to {} experts, got {}", geometry.name,
+         config.num_experts, config.top_k, config.top_k, config.num_experts, experts);
+  }
+  config.num_experts = experts;
+  return config;
+}
+
+MoeLayerOptions layer_options(const BenchOptions& options, ActivationFormat format) {
+  MoeLayerOptions out;
+  out.backend = options.backend;
+  out.activations = format;
+  if (format == ActivationFormat::kNvfp4) out.x_scale = options.x_scale;
+  return out;
+}
+
+void check_options(const BenchOptions& options) {
+  if (options.repeat < 0) {
+    fail(ErrorCode::kInvalidArgument, "the number of measurements must be 0 (automatic) or more, got {}",
+         options.repeat);
+  }
+  for (const std::int64_t tokens : options.tokens) {
+    if (tokens < 1)
+      fail(ErrorCode::kInvalidArgument, "the number of tokens must be 1 or more, got {}", tokens);
+  }
+  for (const std::string& model : options.models) config_of(find_geometry(model), options.experts);
+}
+
+// Before the system ends the process for it.
+void check_memory(const ModelGeometry& geometry, const LayerConfig& config) {
+  const std::int64_t bytes =
+      checked_mul(checked_mul(nvfp4_bytes(config), matrices_of(config)), config.num_experts);
+  if (const std::int64_t available = available_memory(); bytes > available) {
+    fail(ErrorCode::kOutOfMemory,
+         "{} experts of {} take {:.1f} GiB of memory, {:.1f} GiB are available; fewer experts take less",
+         config.num_experts, geometry.name, static_cast<double>(bytes) * 0x1p-30,
+         static_cast<double>(available) * 0x1p-30);
+  }
+}
+
+}  // namespace
+
+BenchReport bench(const BenchOptions& options, const std::function<void(const std::string&)>& on_start) {
+  check_options(options);
+  const auto start = [&](const std::string& what) {
+    if (on_start) on_start(what);
+  };
+  BenchReport report;
+  report.backend = find_backend(options.backend).name();
+  for (const std::string& model : options.models) {
+    const ModelGeometry& geometry = find_geometry(model);
+    check_memory(geometry, config_of(geometry, options.experts));
+  }
+  const std::unique_ptr<BenchTarget> target = host_bench_target();
+  start("the machine");
+  report.machine = target->machine();
+  std::vector<std::int64_t> tokens = options.tokens;
+  if (tokens.empty()) tokens = {1, 8, 64, 512};
+  for (const std::string& model : options.models) {
+    LayerWeights weights = random_layer(config_of(find_geometry(model), options.experts), kWeightSeed);
+    weights.name = model;
+    for (const ActivationFormat format : options.activations) {
+      start(fmt::format("the weights of {}", model));
+      LayerBench layer(weights, layer_options(options, format), options.routing, options.repeat,
+                       report.machine.cache_bytes, *target);
+      for (const std::int64_t count : tokens) {
+        start(fmt::format("{}, {}, {} tokens", model, to_string(format), count));
+        report.results.push_back(layer.time(count));
+      }
+    }
+  }
+  return report;
+}
+
+}  // namespace megamoe

@@ -1,0 +1,46 @@
+// bench.h: times whole layers with random weights, against what the machine's memory allows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/bench_layer.h"
+#include "megamoe/moe_layer.h"
+
+namespace megamoe {
+
+struct BenchOptions {
+  std::vector<std::string> models;  // of src/layer/geometries.cc; their routed experts alone are run
+  std::vector<ActivationFormat> activations;
+  std::vector<std::int64_t> tokens;  // each > 0; empty: 1, 8, 64, 512, and on a GPU 4096 and 16384
+  std::string backend;               // as MoeLayerOptions
+  std::int64_t experts = 0;          // as many of each model's experts, or 0 for all
+  RoutingKind routing = RoutingKind::kUniform;
+  ScaleSource x_scale = ScaleSource::kStaticLayerMax;  // nvfp4
+  int repeat = 0;  // measurements of each; 0: as many as half a second takes
+};
+
+struct BenchReport {
+  std::string backend;
+  BenchMachine machine;
+  std::vector<BenchResult> results;  // by model, then format, then tokens
+
+  // What a pass takes at least: to read the weights of the experts used once at the measured bandwidth, or to
+  // multiply at the measured rate, whichever is longer; the latter is 0 where no rate was measured.
+  double memory_seconds(const BenchResult& result) const { return result.weight_bytes / machine.bandwidth; }
+  double compute_seconds(const BenchResult& result) const {
+    return machine.flops > 0 ? result.flops / machine.flops : 0;
+  }
+  double floor_seconds(const BenchResult& result) const {
+    return std::max(memory_seconds(result), compute_seconds(result));
+  }
+};
+
+// `on_start` is told what comes next. Throws kNotFound, kInvalidArgument (a number that is not positive,
+// fewer experts than top_k), kUnsupported, kOutOfMemory, and what LayerBench throws.
+BenchReport bench(const BenchOptions& options, const std::function<void(const std::string&)>& on_start = {});
+
+}  // namespace megamoe
