@@ -45,12 +45,13 @@ else
   table+=("compute-sanitizer        not installed")
 fi
 
-for name in bench_gpu_ops gpu_bench; do
-  program=$(find_program "$name")
-  [ -n "$program" ] || continue
-  step "$name" "$program"
-  cat "$logs/$name.log"
-done
+benchmark() {  # benchmark NAME program [arguments]: a step whose output is shown
+  [ -n "$2" ] || return 0
+  step "$@"
+  cat "$logs/${1// /_}.log"
+}
+benchmark bench_gpu_ops "$(find_program bench_gpu_ops)"
+benchmark "megamoe bench" "$(find_program megamoe)" bench --model deepseek-v4-flash --svg "$logs/deepseek-v4-flash.svg"
 
 printf '\n'
 printf '%s\n' "${table[@]}"

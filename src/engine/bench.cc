@@ -43,6 +43,20 @@ void check_options(const BenchOptions& options) {
       fail(ErrorCode::kInvalidArgument, "the number of tokens must be 1 or more, got {}", tokens);
   }
   for (const std::string& model : options.models) config_of(find_geometry(model), options.experts);
+  const Backend& backend = find_backend(options.backend);
+  for (const ActivationFormat format : options.activations) {
+    if (!backend.runs(format, WeightFormat::kNvfp4, false)) {
+      fail(ErrorCode::kUnsupported, "the {} backend does not run {} activations with nvfp4 weights",
+           backend.name(), to_string(format));
+    }
+  }
+}
+
+// Made in no time; tells where the backend works.
+MoeLayer smallest_layer(const BenchOptions& options) {
+  const LayerConfig config = {
+      .hidden = 16, .intermediate = 16, .num_experts = 1, .top_k = 1, .activation = {}, .router = {}};
+  return {random_layer(config, kWeightSeed), layer_options(options, ActivationFormat::kBf16)};
 }
 
 // Before the system ends the process for it.
@@ -59,6 +73,14 @@ void check_memory(const ModelGeometry& geometry, const LayerConfig& config) {
 
 }  // namespace
 
+std::unique_ptr<BenchTarget> bench_target_for(const MoeLayer& layer) {
+#ifdef MEGAMOE_HOPPER
+  if (layer.on_gpu()) return gpu_bench_target();
+#endif
+  MEGAMOE_CHECK(!layer.on_gpu());
+  return host_bench_target();
+}
+
 BenchReport bench(const BenchOptions& options, const std::function<void(const std::string&)>& on_start) {
   check_options(options);
   const auto start = [&](const std::string& what) {
@@ -66,15 +88,20 @@ BenchReport bench(const BenchOptions& options, const std::function<void(const st
   };
   BenchReport report;
   report.backend = find_backend(options.backend).name();
+  const MoeLayer smallest = smallest_layer(options);
+  const bool on_gpu = smallest.on_gpu();
   for (const std::string& model : options.models) {
     const ModelGeometry& geometry = find_geometry(model);
-    check_memory(geometry, config_of(geometry, options.experts));
+    if (!on_gpu) check_memory(geometry, config_of(geometry, options.experts));
   }
-  const std::unique_ptr<BenchTarget> target = host_bench_target();
+  const std::unique_ptr<BenchTarget> target = bench_target_for(smallest);
   start("the machine");
   report.machine = target->machine();
   std::vector<std::int64_t> tokens = options.tokens;
-  if (tokens.empty()) tokens = {1, 8, 64, 512};
+  if (tokens.empty()) {
+    tokens = {1, 8, 64, 512};
+    if (on_gpu) tokens.insert(tokens.end(), {4096, 16384});
+  }
   for (const std::string& model : options.models) {
     LayerWeights weights = random_layer(config_of(find_geometry(model), options.experts), kWeightSeed);
     weights.name = model;

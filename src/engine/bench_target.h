@@ -48,5 +48,7 @@ class BenchTarget {
 
 std::unique_ptr<BenchTarget> host_bench_target();
 std::unique_ptr<BenchTarget> gpu_bench_target();  // in builds with a GPU backend
+// The one for layers like this.
+std::unique_ptr<BenchTarget> bench_target_for(const MoeLayer& layer);
 
 }  // namespace megamoe

@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 
+#include "engine/backends.h"
 #include "engine/bench_inputs.h"
 #include "engine/bench_layer.h"
 #include "megamoe/error.h"
@@ -244,6 +245,32 @@ TEST(LayerBenchTest, ReportsWhatItMeasured) {
   }
 }
 
+// Wherever this machine has a backend: by the clock, or by a graph of as many passes as make a millisecond.
+TEST(LayerBenchTest, TimesEveryBackend) {
+  for (const Backend* backend : all_backends()) {
+    if (!backend->supported()) continue;
+    for (const ActivationFormat format :
+         {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+      if (!backend->runs(format, WeightFormat::kNvfp4, false)) continue;
+      SCOPED_TRACE(fmt::format("{} {}", backend->name(), to_string(format)));
+      MoeLayerOptions options;
+      options.backend = backend->name();
+      options.activations = format;
+      const LayerWeights weights = random_layer(small_config(), 1);
+      const std::unique_ptr<BenchTarget> target = bench_target_for(MoeLayer(weights, options));
+      for (const RoutingKind routing : {RoutingKind::kUniform, RoutingKind::kOne}) {
+        LayerBench layer(weights, options, routing, 2, 0, *target);
+        for (const std::int64_t tokens : {33, 1}) {  // fewer after more: nothing of the old stays
+          const BenchResult result = layer.time(tokens);
+          EXPECT_EQ(result.seconds.size(), 2u);
+          EXPECT_GT(result.median_seconds(), 0);
+          EXPECT_EQ(result.checked_rows, backend->name() == "ref" ? 0 : std::min<std::int64_t>(tokens, 4));
+        }
+      }
+    }
+  }
+}
+
 TEST(LayerBenchTest, MeasuresForHalfASecondWhereNobodySaysHowOften) {
   FaultyTarget target(FaultyTarget::kNone);
   EXPECT_EQ(small_bench(target, ActivationFormat::kNvfp4, 0).time(1).seconds.size(), 3u);
@@ -306,12 +333,21 @@ TEST(LayerBenchTest, RefusesTokensThatDoNotFit) {
   }
 }
 
-TEST(HostBenchTarget, MeasuresTheMachine) {
-  const BenchMachine machine = host_bench_target()->machine();
-  EXPECT_FALSE(machine.device.empty());
-  EXPECT_GE(machine.cache_bytes, 32 << 10);
-  EXPECT_GT(machine.bandwidth, 1e8);
-  EXPECT_LT(machine.bandwidth, 1e14);
+TEST(BenchTargets, MeasureTheMachine) {
+  for (const Backend* backend : all_backends()) {
+    if (!backend->supported()) continue;
+    SCOPED_TRACE(backend->name());
+    MoeLayerOptions options;
+    options.backend = backend->name();
+    const MoeLayer layer(random_layer(small_config(), 1), options);
+    const BenchMachine machine = bench_target_for(layer)->machine();
+    EXPECT_FALSE(machine.device.empty());
+    EXPECT_GE(machine.cache_bytes, 32 << 10);
+    EXPECT_GT(machine.bandwidth, 1e8);
+    EXPECT_LT(machine.bandwidth, 1e14);
+    EXPECT_EQ(machine.flops > 0, layer.on_gpu());
+    EXPECT_EQ(machine.flops_of.empty(), !layer.on_gpu());
+  }
 }
 
 TEST(BenchReport, TheLongerFloorCounts) {
