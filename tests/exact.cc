@@ -171,7 +171,7 @@ Hidden hidden(const LayerConfig& config, const ExpertWeights& expert, const Toke
   const Output gate = activation.gated() ? linear(x, expert.gate, col, expert.gate_bias) : up;
   const HRange range = activate(activation, gate.range, up.range);
   const bool cut = activation.kind == Activation::kSwiGluClamped || activation.kind == Activation::kGptOss;
-  const float g = cut ? std::min(activation.limit, gate.value) : gate.value;
+  const float g = cut && gate.value > activation.limit ? activation.limit : gate.value;
   const float gate_column =
       activation.kind == Activation::kGptOss
           ? f32(static_cast<double>(g) * independent::sigmoid(f32(static_cast<double>(activation.alpha) * g)))
@@ -182,9 +182,7 @@ Hidden hidden(const LayerConfig& config, const ExpertWeights& expert, const Toke
           std::max(gate.magnitudes, up.magnitudes)};
 }
 
-bool same_number(double a, double b) {
-  return (std::isnan(a) && std::isnan(b)) || (a == b && std::signbit(a) == std::signbit(b));
-}
+bool same_number(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
 // ---- Which outputs
 
@@ -258,6 +256,7 @@ void note(const Unit& unit, std::int64_t col, double got, double want, Range ran
   ++verdict.checked;
   const bool fault = !std::isfinite(want);
   if (!fault && range.low != range.high) ++verdict.open;
+  if (got == 0 && want == 0 && std::signbit(got) != std::signbit(want)) ++verdict.zero_signs;
   if (!same_number(got, want)) {
     ++verdict.different;
     if (verdict.first_different.empty()) verdict.first_different = describe(unit, col, got, want, range);
@@ -320,8 +319,11 @@ void note_block(const Unit& unit, const std::vector<Hidden>& h, const Activation
                                    << "], tensor scale " << g)
           .GetString();
     };
-    if (code != want || scale != want_scale) {
-      if (code != want) ++verdict.different;
+    const bool zeros = code % 8 == 0 && want % 8 == 0;
+    if (zeros && code != want) ++verdict.zero_signs;
+    const bool different = code != want && !zeros;
+    if (different) ++verdict.different;
+    if (different || scale != want_scale) {
       if (verdict.first_different.empty()) verdict.first_different = text();
     }
     if (!allowed || !within(place(code), places)) {
@@ -336,6 +338,7 @@ void note_block(const Unit& unit, const std::vector<Hidden>& h, const Activation
 void Verdict::add(const Verdict& other) {
   checked += other.checked;
   different += other.different;
+  zero_signs += other.zero_signs;
   open += other.open;
   beyond += other.beyond;
   scales += other.scales;

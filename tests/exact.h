@@ -34,10 +34,11 @@ struct GemmCall {
 };
 
 struct Verdict {
-  std::int64_t checked = 0;    // outputs: values or codes
-  std::int64_t different = 0;  // of them not what the FP64 sum gives, all later steps as defined
-  std::int64_t open = 0;       // h: the error leaves more than one value or code
-  std::int64_t beyond = 0;     // farther from the FP64 sum than the error allows
+  std::int64_t checked = 0;     // outputs: values or codes
+  std::int64_t different = 0;   // of them not what the FP64 sum gives, all later steps as defined
+  std::int64_t zero_signs = 0;  // zeros of the other sign, which are not counted as different
+  std::int64_t open = 0;        // h: the error leaves more than one value or code
+  std::int64_t beyond = 0;      // farther from the FP64 sum than the error allows
   std::int64_t scales = 0, different_scales = 0;  // kNvfp4: bytes of block scales
   double worst = 0;                               // second GEMM: the largest part of its error an output used
   double largest_sum = 0;                         // of magnitudes of products, without tensor scales

@@ -99,6 +99,7 @@ TEST_P(Fp64, ExactSumsLeaveNoChoice) {
     run_both(make_config(1008, 176, 3, 1, activation), Operands::kExact, 7, 1 << 20, [](const Verdict& v) {
       EXPECT_GE(v.checked, 7 * 176);
       EXPECT_EQ(v.different, 0) << v.first_different;
+      EXPECT_EQ(v.zero_signs, 0);
       EXPECT_EQ(v.different_scales, 0) << v.first_different;
       EXPECT_EQ(v.beyond, 0) << v.first_beyond;
       EXPECT_GT(v.largest_sum, kExactLimit * 0x1p-7);

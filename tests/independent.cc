@@ -161,7 +161,7 @@ float dynamic_scale(const std::vector<bf16>& x) {
 
 BlockScale nvfp4_scale(double amax, float tensor_scale) {
   const float wanted = amax == 0 ? 1.0f : f32(amax / static_cast<double>(f32(6.0 * tensor_scale)));
-  return {nearest_e4m3(std::max(0x1p-9f, std::min(448.0f, wanted))), wanted > 448.1f};
+  return {nearest_e4m3(std::max(0x1p-9f, std::min(448.0f, wanted))), wanted > 448.0 * (1.0 + 0x1p-20)};
 }
 
 int nvfp4_code(double v, int scale, float tensor_scale) {

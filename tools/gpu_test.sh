@@ -36,7 +36,7 @@ step "gpu_test" "$gpu_test" --gtest_brief=1
 
 # The checkers slow kernels down a hundred times and more: the small written cases only.
 small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRows*:*FaultsSpoil*:*Dequantizes*'
-small+=':*IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Sanitize*'
+small+=':*IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Small*'
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu_test" --gtest_brief=1 "--gtest_filter=$small"

@@ -36,32 +36,34 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// An output of `count` elements, filled with a poison byte, with a guard behind it.
+// An output of `count` elements, filled with a poison byte, with guards before and behind it.
 template <class T>
 class Output {
  public:
   explicit Output(std::int64_t count, int poison = 0x7F)
-      : bytes_(count * static_cast<std::int64_t>(sizeof(T))), poison_(poison), memory_(bytes_ + kGuard) {
+      : bytes_(count * static_cast<std::int64_t>(sizeof(T))), poison_(poison), memory_(bytes_ + 2 * kGuard) {
     memory_.fill(poison);
   }
-  T* data() const { return reinterpret_cast<T*>(memory_.data()); }
+  T* data() const { return reinterpret_cast<T*>(memory_.data() + kGuard); }
 
   std::vector<T> download() const {
     const std::vector<std::uint8_t> all = memory_.download();
-    for (std::int64_t i = bytes_; i < bytes_ + kGuard; ++i) {
+    for (std::int64_t i = 0; i < bytes_ + 2 * kGuard; ++i) {
+      if (i == kGuard) i += bytes_;
       if (all[static_cast<std::size_t>(i)] != static_cast<std::uint8_t>(poison_)) {
-        ADD_FAILURE() << "written " << i - bytes_ << " bytes beyond the end";
+        ADD_FAILURE() << "written at byte " << i - kGuard << " of " << bytes_;
         break;
       }
     }
     std::vector<T> values(static_cast<std::size_t>(bytes_) / sizeof(T));
-    if (bytes_ > 0)
-      std::memcpy(static_cast<void*>(values.data()), all.data(), static_cast<std::size_t>(bytes_));
+    if (bytes_ > 0) {
+      std::memcpy(static_cast<void*>(values.data()), all.data() + kGuard, static_cast<std::size_t>(bytes_));
+    }
     return values;
   }
 
  private:
-  static constexpr std::int64_t kGuard = 256;
+  static constexpr std::int64_t kGuard = 256;  // keeps the alignment
   std::int64_t bytes_;
   int poison_;
   DeviceArray<std::uint8_t> memory_;

@@ -11,6 +11,7 @@
 #include "numerics/fp16.h"
 #include "numerics/interleave.h"
 #include "numerics/nvfp4.h"
+#include "numerics/oracle.h"
 #include "ref/operations.h"
 
 namespace megamoe::cuda {
@@ -25,32 +26,50 @@ std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 class EncoderTest : public GpuTest {
  protected:
-  // Codes of x [n] under the divisors d [n / 16], on the GPU and by the definition.
-  static void expect_codes(const std::vector<float>& x, const std::vector<float>& d) {
+  // Codes of x [n] under the divisors d [n / 16].
+  static std::vector<std::uint8_t> codes_of(const std::vector<float>& x, const std::vector<float>& d) {
     const DeviceArray<float> d_x(x), d_d(d);
     const Output<std::uint8_t> codes(d_x.count());
     cuda_check(encode_codes_for_test(d_x.data(), d_d.data(), d_x.count(), codes.data()),
                "testing the encoder");
-    std::vector<std::uint8_t> want(x.size());
-    parallel_for(d_x.count(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) want[size(i)] = nvfp4_code(x[size(i)], d[size(i / 16)]);
-    });
-    EXPECT_TRUE(same_bytes(codes.download(), want));
+    return codes.download();
   }
-  // Scale bytes of blocks of these largest magnitudes.
-  static void expect_scales(const std::vector<float>& amax, float g) {
+  // The quotient is rounded to FP32 once, then the nearest code is searched for.
+  static void expect_codes(const std::vector<float>& x, const std::vector<float>& d) {
+    std::vector<std::uint8_t> want(x.size());
+    parallel_for(static_cast<std::int64_t>(x.size()), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const double value = x[size(i)], divisor = d[size(i / 16)];
+        want[size(i)] =
+            oracle::e2m1(value == 0 ? value : static_cast<double>(static_cast<float>(value / divisor)));
+      }
+    });
+    EXPECT_TRUE(same_bytes(codes_of(x, d), want));
+  }
+  // Scale bytes of blocks of these largest magnitudes, and which were cut to 448.
+  struct Scales {
+    std::vector<std::uint8_t> codes, saturated;
+  };
+  static Scales scales_of(const std::vector<float>& amax, float g) {
     const DeviceArray<float> d_amax(amax);
     const Output<std::uint8_t> codes(d_amax.count()), saturated(d_amax.count());
     cuda_check(block_scales_for_test(d_amax.data(), g, d_amax.count(), codes.data(), saturated.data()),
                "testing the scales");
-    std::vector<std::uint8_t> want_codes, want_saturated;
+    return {codes.download(), saturated.download()};
+  }
+  static void expect_scales(const std::vector<float>& amax, float g) {
+    Scales want;
     for (const float a : amax) {
-      const Nvfp4Scale scale = nvfp4_block_scale(a, g);
-      want_codes.push_back(scale.code);
-      want_saturated.push_back(scale.saturated);
+      const float block[16] = {a};
+      want.codes.push_back(oracle::nvfp4(block, g).scale);
+      const double wanted = static_cast<float>(std::min(
+          static_cast<double>(a) / static_cast<double>(static_cast<float>(6.0 * static_cast<double>(g))),
+          0x1p127));
+      want.saturated.push_back(a != 0 && wanted > 448.0 * (1.0 + 0x1p-20));
     }
-    EXPECT_TRUE(same_bytes(codes.download(), want_codes)) << "under " << g;
-    EXPECT_TRUE(same_bytes(saturated.download(), want_saturated)) << "under " << g;
+    const Scales got = scales_of(amax, g);
+    EXPECT_TRUE(same_bytes(got.codes, want.codes)) << "under " << g;
+    EXPECT_TRUE(same_bytes(got.saturated, want.saturated)) << "under " << g;
   }
 };
 
@@ -116,24 +135,48 @@ TEST_F(EncoderTest, ScalesOfEveryAmax) {
   for (const float g : {1.0f, 0.0013732910f, 0x1.8p-3f}) expect_scales(amax, g);
 }
 
-// The four faults that software encoders of E4M3 and E2M1 have had.
+// The four faults that software encoders of E4M3 and E2M1 have had, with the bytes written down.
+using Bytes = std::vector<std::uint8_t>;
+
 TEST_F(EncoderTest, SubnormalScales) {
-  expect_scales({6 * 0x1p-9f, 6 * 3 * 0x1p-9f, 6 * 7 * 0x1p-9f, 6 * 0x1p-6f, 0x1p-20f}, 1.0f);
+  // Multiples of 2^-9; halfway between two; the least normal number, and what rounds up to it; next to
+  // nothing.
+  EXPECT_EQ(scales_of({6 * 0x1p-9f, 6 * 3 * 0x1p-9f, 6 * 7 * 0x1p-9f, 6 * 2.5f * 0x1p-9f, 6 * 3.5f * 0x1p-9f,
+                       6 * 0x1p-6f, 6 * 7.5f * 0x1p-9f, 0x1p-20f},
+                      1.0f)
+                .codes,
+            (Bytes{0x01, 0x03, 0x07, 0x02, 0x04, 0x08, 0x08, 0x01}));
+  // 2^-9 under scales of 1, 2, 3, 4 (a tie), 5 times 2^-9.
   std::vector<float> d;
-  for (int code = 1; code < 17; ++code) d.push_back(decode_e4m3(static_cast<std::uint8_t>(code)));
-  expect_codes(std::vector<float>(256, 0x1p-9f), d);
+  for (int code = 1; code <= 5; ++code) d.push_back(std::ldexp(static_cast<float>(code), -9));
+  const Bytes codes = codes_of(std::vector<float>(16 * 5, 0x1p-9f), d);
+  for (std::size_t i = 0; i < codes.size(); ++i) EXPECT_EQ(codes[i], (Bytes{2, 1, 1, 0, 0})[i / 16]);
 }
 TEST_F(EncoderTest, TheLimitOf448) {
-  expect_scales({2688, 2688 * 1.00001f, 2700, 2784, 2785, 3000, 1e30f}, 1.0f);
+  // The next number would be 480, but its code is NaN; 464 lies halfway there, 432 halfway to 416.
+  const Scales got = scales_of(
+      {6 * 432.f, 6 * 440.f, 2688, 2688 * 1.0000005f, 2688 * 1.00001f, 2784, 2880, 3072, 1e30f}, 1.0f);
+  EXPECT_EQ(got.codes, (Bytes{0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E}));
+  EXPECT_EQ(got.saturated, (Bytes{0, 0, 0, 0, 1, 1, 1, 1, 1}));
+  // Codes saturate at 6, and so do numbers that were cut with their scale.
+  EXPECT_EQ(codes_of({6, 6.5f, 7, 8, 1000, -7, -1000, 5.01f, 0, 0, 0, 0, 0, 0, 0, 0}, {1.0f}),
+            (Bytes{7, 7, 7, 7, 7, 15, 15, 7, 0, 0, 0, 0, 0, 0, 0, 0}));
 }
 TEST_F(EncoderTest, TheCarryIntoTheExponent) {
-  expect_scales({6 * 248.f, 6 * 250.f, 6 * 15.6f, 6 * 1.97f}, 1.0f);
+  // 248 lies halfway between 240 and 256; 250 and 15.6 and 1.97 are nearer to the power of two.
+  EXPECT_EQ(scales_of({6 * 247.f, 6 * 248.f, 6 * 250.f, 6 * 15.6f, 6 * 1.97f, 6 * 0x1.Fp-7f}, 1.0f).codes,
+            (Bytes{0x77, 0x78, 0x78, 0x58, 0x40, 0x08}));
 }
 TEST_F(EncoderTest, Ties) {
-  expect_codes(
-      {6, .25f, .75f, 1.25f, 1.75f, 2.5f, 3.5f, 5, -.25f, -.75f, -1.25f, -1.75f, -2.5f, -3.5f, -5, 0},
-      {1.0f});
-  expect_scales({6 * 1.0625f, 6 * 1.1875f, 6 * 17.f, 6 * 19.f, 6 * 0x1.4p-8f}, 1.0f);
+  EXPECT_EQ(codes_of({6, .25f, .75f, 1.25f, 1.75f, 2.5f, 3.5f, 5, -.25f, -.75f, -1.25f, -1.75f, -2.5f, -3.5f,
+                      -5, 0},
+                     {1.0f}),
+            (Bytes{7, 0, 2, 2, 4, 4, 6, 6, 8, 10, 10, 12, 12, 14, 14, 0}));
+  // 5.25 is nearer to 6; doubled and rounded to an integer first, it would become 4.
+  EXPECT_EQ(codes_of({5.25f, -5.25f, 2.75f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.0f}, {1.0f}),
+            (Bytes{7, 15, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8}));
+  EXPECT_EQ(scales_of({6 * 1.0625f, 6 * 1.1875f, 6 * 17.f, 6 * 19.f, 6 * 0x1.4p-8f}, 1.0f).codes,
+            (Bytes{0x38, 0x3A, 0x58, 0x5A, 0x02}));
 }
 
 // ---- Rows

@@ -1,0 +1,276 @@
+// gemm_run_test.cc: what gemm_test.h declares.
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/sm90/gemm_test.h"
+#include "cuda/sm90/pack.h"
+
+namespace megamoe::sm90 {
+namespace {
+
+using cuda::cuda_check;
+using cuda::DeviceArray;
+using cuda::Output;
+
+constexpr std::int64_t kRowsBehind = 3;  // of an output: must stay as they are
+
+template <class T>
+DeviceArray<T> to_device(const T* from, std::int64_t count) {
+  DeviceArray<T> array(count);
+  array.upload(from);
+  return array;
+}
+
+// The first rows * width elements; fails where a later one was written.
+template <class T>
+std::vector<T> used_rows(const Output<T>& output, std::int64_t rows, std::int64_t width, int poison) {
+  std::vector<T> values = output.download();
+  const std::vector<std::uint8_t> untouched(size(kRowsBehind * width) * sizeof(T),
+                                            static_cast<std::uint8_t>(poison));
+  EXPECT_EQ(std::memcmp(values.data() + rows * width, untouched.data(), untouched.size()), 0)
+      << "rows behind the last expert's were written";
+  values.resize(size(rows * width));
+  return values;
+}
+
+// Rows of activations on the GPU.
+class DeviceRows {
+ public:
+  DeviceRows(const testing::Rows& host, bool strided) : rows(host.view()) {
+    if (host.format == ActivationFormat::kBf16) {
+      rows.row_stride = host.cols + (strided ? 24 : 0);
+      std::vector<bf16> wide(size(host.rows * rows.row_stride), bf16{0x7FC0});
+      for (std::int64_t r = 0; r < host.rows; ++r) {
+        std::copy_n(host.values.data() + r * host.cols, host.cols, wide.data() + r * rows.row_stride);
+      }
+      values_ = DeviceArray<bf16>(wide);
+      rows.values = values_.data();
+      return;
+    }
+    codes_ = DeviceArray<std::uint8_t>(host.codes);
+    block_scales_ = DeviceArray<std::uint8_t>(host.block_scales);
+    scales_ = DeviceArray<float>(host.scales);
+    rows.codes = codes_.data();
+    rows.block_scales = block_scales_.data();
+    rows.scales = scales_.data();
+  }
+
+  ActivationRows rows;
+
+ private:
+  DeviceArray<bf16> values_;
+  DeviceArray<std::uint8_t> codes_, block_scales_;
+  DeviceArray<float> scales_;
+};
+
+// What goes with every call: the routing on the GPU, and the workspace. `gather` may be empty.
+class DeviceRouting {
+ public:
+  DeviceRouting(const RoutedRows& routed, const std::vector<std::int32_t>& gather, ActivationFormat format,
+                GroupedInput& in, int poison)
+      : offsets_(routed.offsets),
+        gather_(gather),
+        workspace_(gemm_workspace_bytes(format, in.cols, in.max_rows, in.experts), poison) {
+    in.offsets = offsets_.data();
+    in.gather = gather_.data();
+    in.workspace = workspace_.data();
+  }
+  void check() const { workspace_.download(); }  // looks at its guards
+
+ private:
+  DeviceArray<std::int64_t> offsets_;
+  DeviceArray<std::int32_t> gather_;
+  Output<std::uint8_t> workspace_;
+};
+
+}  // namespace
+
+struct DeviceLayer::Role {
+  Role(WeightRole role, const std::vector<const WeightMatrix*>& matrices, std::size_t per_expert)
+      : rows(matrices[0]->rows), cols(matrices[0]->cols) {
+    const auto experts = static_cast<std::int64_t>(matrices.size() / per_expert);
+    std::vector<DeviceArray<std::uint8_t>> on_device;
+    std::vector<RawWeights> raw;
+    std::vector<float> tensor_scales;
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      const std::size_t m = i % per_expert;
+      if (m == 0) raw.push_back({{nullptr, nullptr}, {nullptr, nullptr}, rows, cols});
+      raw.back().codes[m] = on_device.emplace_back(to_device(matrices[i]->codes, rows * cols / 2)).data();
+      raw.back().scales[m] = on_device.emplace_back(to_device(matrices[i]->scales, rows * cols / 16)).data();
+      tensor_scales.push_back(matrices[i]->tensor_scale);
+    }
+    packed = DeviceArray<std::uint8_t>(experts * packed_bytes(role, rows, cols));
+    const DeviceArray<RawWeights> table(raw);
+    cuda_check(pack_layer(role, table.data(), static_cast<int>(experts), rows, cols, packed.data(), nullptr),
+               "packing weights");
+    cuda_check(cudaDeviceSynchronize(), "packing weights");
+    scales = DeviceArray<float>(tensor_scales);
+  }
+  void set_bias(int which, const std::vector<ExpertWeights>& experts, const float* ExpertWeights::*member) {
+    if (experts[0].*member == nullptr) return;
+    std::vector<float> all;
+    for (const ExpertWeights& expert : experts) all.insert(all.end(), expert.*member, expert.*member + rows);
+    bias[which] = DeviceArray<float>(all);
+  }
+
+  std::int64_t rows, cols;
+  DeviceArray<std::uint8_t> packed;
+  DeviceArray<float> scales;   // [experts], or [experts][2]
+  DeviceArray<float> bias[2];  // [experts, rows], empty where there is none
+};
+
+DeviceLayer::DeviceLayer(const LayerWeights& weights) : config_(weights.config) {
+  const bool gated = config_.activation.gated();
+  std::vector<const WeightMatrix*> first, second;
+  for (const ExpertWeights& expert : weights.experts) {
+    if (gated) first.push_back(&expert.gate);
+    first.push_back(&expert.up);
+    second.push_back(&expert.down);
+  }
+  first_ = std::make_unique<Role>(gated ? WeightRole::kGateUp : WeightRole::kPlain, first, gated ? 2 : 1);
+  second_ = std::make_unique<Role>(WeightRole::kPlain, second, 1);
+  first_->set_bias(0, weights.experts, &ExpertWeights::gate_bias);
+  first_->set_bias(1, weights.experts, &ExpertWeights::up_bias);
+  second_->set_bias(0, weights.experts, &ExpertWeights::down_bias);
+}
+
+DeviceLayer::~DeviceLayer() = default;
+
+GroupedInput DeviceLayer::input(const Role& role, const RoutedRows& routed,
+                                const GemmOptions& options) const {
+  EXPECT_EQ(routed.experts(), config_.num_experts);
+  GroupedInput in;
+  in.weights = role.packed.data();
+  in.experts = static_cast<int>(config_.num_experts);
+  in.weight_rows = role.rows;
+  in.cols = role.cols;
+  in.max_rows = options.max_rows != 0 ? options.max_rows : routed.rows();
+  EXPECT_GE(in.max_rows, routed.rows());
+  return in;
+}
+
+HiddenResult DeviceLayer::gemm1(const testing::Rows& x, const RoutedRows& routed, L1Output mode,
+                                const std::vector<float>& h_scales, const GemmOptions& options) const {
+  const std::int64_t rows = routed.rows(), intermediate = config_.intermediate, all = rows + kRowsBehind;
+  const bool fp4 = mode == L1Output::kNvfp4;
+  const std::int64_t width = mode == L1Output::kInterleavedBf16 ? 2 * intermediate : intermediate;
+  const DeviceRows tokens(x, options.strided);
+  const Output<bf16> values(fp4 ? 0 : all * width, options.poison);
+  const Output<std::uint8_t> codes(fp4 ? all * intermediate / 2 : 0, options.poison),
+      block_scales(fp4 ? all * intermediate / 16 : 0, options.poison);
+  const DeviceArray<float> scales(h_scales);
+  const DeviceArray<unsigned long long> saturated(std::vector<unsigned long long>{100});
+  Gemm1 call;
+  call.in = input(*first_, routed, options);
+  call.in.tokens = tokens.rows;
+  const DeviceRouting routing(routed, routed.gather, x.format, call.in, options.poison);
+  call.activation = config_.activation;
+  call.weight_scales = first_->scales.data();
+  call.gate_bias = first_->bias[0].data();
+  call.up_bias = first_->bias[1].data();
+  call.mode = mode;
+  call.out = {.format = fp4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16,
+              .rows = rows,
+              .cols = width,
+              .row_stride = width,
+              .values = fp4 ? nullptr : values.data(),
+              .codes = fp4 ? codes.data() : nullptr,
+              .block_scales = fp4 ? block_scales.data() : nullptr,
+              .scales = fp4 ? scales.data() : nullptr};
+  call.saturated = saturated.data();
+  cuda_check(sm90::gemm1(call, nullptr), "testing the first GEMM");
+  cuda_check(cudaDeviceSynchronize(), "testing the first GEMM");
+  routing.check();
+  HiddenResult result{testing::Rows(call.out.format, rows, width, 0), saturated.download()[0] - 100};
+  if (fp4) {
+    result.h.codes = used_rows(codes, rows, intermediate / 2, options.poison);
+    result.h.block_scales = used_rows(block_scales, rows, intermediate / 16, options.poison);
+    result.h.scales = h_scales;
+    EXPECT_TRUE(cuda::same_bytes(scales.download(), h_scales));
+  } else {
+    result.h.values = used_rows(values, rows, width, options.poison);
+  }
+  return result;
+}
+
+std::vector<float> DeviceLayer::gemm2(const testing::Rows& h, const RoutedRows& routed,
+                                      const GemmOptions& options) const {
+  const std::int64_t rows = routed.rows();
+  const DeviceRows tokens(h, options.strided);
+  const Output<float> y((rows + kRowsBehind) * config_.hidden, options.poison);
+  Gemm2 call;
+  call.in = input(*second_, routed, options);
+  call.in.tokens = tokens.rows;
+  const DeviceRouting routing(routed, {}, h.format, call.in, options.poison);
+  call.weight_scales = second_->scales.data();
+  call.bias = second_->bias[0].data();
+  call.out = y.data();
+  cuda_check(sm90::gemm2(call, nullptr), "testing the second GEMM");
+  cuda_check(cudaDeviceSynchronize(), "testing the second GEMM");
+  routing.check();
+  return used_rows(y, rows, config_.hidden, options.poison);
+}
+
+RoutedRows ragged_rows(std::int64_t rows, int experts, std::int64_t tokens, cuda::Random& random) {
+  // Some experts get many, some few, at least one none.
+  std::vector<std::int64_t> share(size(experts));
+  for (std::int64_t& s : share) s = random.integer(0, 2) == 0 ? random.integer(1, 3) : random.integer(4, 40);
+  if (experts > 1) share[size(random.integer(0, experts - 1))] = 0;
+  std::int64_t total = 0;
+  for (const std::int64_t s : share) total += s;
+  RoutedRows routed;
+  routed.offsets.assign(size(experts) + 1, 0);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::int64_t at = random.integer(0, total - 1);
+    std::size_t e = 0;
+    while (at >= share[e]) at -= share[e++];
+    ++routed.offsets[e + 1];
+  }
+  for (std::size_t e = 1; e < routed.offsets.size(); ++e) routed.offsets[e] += routed.offsets[e - 1];
+  if (tokens > 0) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      routed.gather.push_back(static_cast<std::int32_t>(random.integer(0, tokens - 1)));
+    }
+  }
+  return routed;
+}
+
+std::vector<TileRows> tiles_of_experts(int experts) {
+  std::vector<TileRows> tiles;
+  for (std::int64_t rows = 1; rows <= 4096; ++rows) {
+    const TileChoice tile = choose_tile(rows, experts);
+    const auto known =
+        std::find_if(tiles.begin(), tiles.end(), [&](const TileRows& t) { return t.tile == tile; });
+    if (known == tiles.end()) {
+      tiles.push_back({tile, rows, rows});
+    } else {
+      known->largest = rows;
+    }
+  }
+  return tiles;
+}
+
+std::vector<int> experts_for_tiles(std::int64_t rows) {
+  std::vector<TileChoice> tiles;
+  std::vector<int> result;
+  for (int experts = 1; experts <= 1024; ++experts) {
+    const TileChoice tile = choose_tile(rows, experts);
+    if (std::find(tiles.begin(), tiles.end(), tile) != tiles.end()) continue;
+    tiles.push_back(tile);
+    result.push_back(experts);
+  }
+  return result;
+}
+
+void expect_equal(const testing::Verdict& v) {
+  EXPECT_GT(v.checked, 0);
+  EXPECT_EQ(v.different, 0) << v.first_different;
+  EXPECT_EQ(v.different_scales, 0) << v.first_different;
+}
+
+std::vector<L1Output> modes_of(const LayerConfig& config) {
+  if (!config.activation.gated()) return {L1Output::kCompactBf16, L1Output::kNvfp4};
+  return {L1Output::kCompactBf16, L1Output::kInterleavedBf16, L1Output::kNvfp4};
+}
+
+}  // namespace megamoe::sm90

@@ -1,0 +1,287 @@
+// gemm_test.cc: both GEMMs against sums in FP64: the layers of models people run, and every tile.
+#include <algorithm>
+#include <cstdio>
+
+#include "cuda/sm90/gemm_test.h"
+#include "layer/geometries.h"
+
+namespace megamoe::sm90 {
+namespace {
+
+using testing::check_gemm1;
+using testing::check_gemm2;
+using testing::Operands;
+using testing::Rows;
+using testing::Verdict;
+
+constexpr int kPoisons[] = {0x7F, 0xFF, 0x00};
+constexpr double kDifferentShare = 0.001;  // of the codes of h
+
+// Sums are off by what the order of additions explains.
+void expect_close(const Verdict& v) {
+  EXPECT_GT(v.checked, 0);
+  EXPECT_EQ(v.beyond, 0) << v.first_beyond;
+}
+void expect_equal_sums(const Verdict& v) {
+  expect_equal(v);
+  EXPECT_LT(v.largest_sum, testing::kExactLimit) << "the test's own operands are too wide";
+}
+
+// One case: both GEMMs in both formats, every mode, over the same routing. Hands each verdict to `judge`
+// together with its format and whether it is the second GEMM's.
+struct Case {
+  const LayerWeights& weights;
+  const DeviceLayer& layer;
+  Operands operands;
+  RoutedRows routed;
+  std::int64_t tokens;   // of x; 0: x has the routed rows
+  std::int64_t samples;  // outputs of each GEMM that are checked
+  GemmOptions options;
+  std::uint64_t seed;
+};
+template <class Judge>
+void run_case(const Case& c, const Judge& judge) {
+  const LayerConfig& config = c.weights.config;
+  const std::int64_t rows = c.routed.rows();
+  SCOPED_TRACE(
+      ::testing::Message() << rows << " rows, max_rows " << c.options.max_rows << ", tile of "
+                           << choose_tile(std::max(rows, c.options.max_rows), c.routed.experts()).tokens);
+  for (const ActivationFormat format : kFormats) {
+    const Rows x =
+        testing::wide_rows(format, c.tokens != 0 ? c.tokens : rows, config.hidden, c.operands, c.seed);
+    for (const L1Output mode : modes_of(config)) {
+      SCOPED_TRACE(::testing::Message() << to_string(format) << ", h as " << to_string(mode));
+      const HiddenResult result =
+          c.layer.gemm1(x, c.routed, mode, testing::h_scales(rows, c.seed + 1), c.options);
+      judge(check_gemm1(first_call(c.weights, x, c.routed), mode, result.h.view(), c.samples), format,
+            mode == L1Output::kNvfp4, false);
+    }
+    SCOPED_TRACE(::testing::Message() << to_string(format) << ", second GEMM");
+    const Rows h = testing::wide_rows(format, rows, config.intermediate, c.operands, c.seed + 2);
+    const std::vector<float> y = c.layer.gemm2(h, c.routed, c.options);
+    judge(check_gemm2(second_call(c.weights, h, c.routed), y.data(), c.samples), format, false, true);
+  }
+}
+
+// ---- Models
+
+class ModelGemms : public HopperTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // Every case of the model; with each tile of its number of experts among them.
+  template <class Judge>
+  void run_model(Operands operands, const Judge& judge) const {
+    LayerConfig config = find_geometry(GetParam()).config;
+    config.num_experts = 2 + config.hidden / 16 % 3;  // few, one of them without rows
+    config.top_k = 1;
+    const bool bias = config.activation.kind == Activation::kGptOss;
+    const auto weights = testing::wide_layer(config, operands, bias, 1);
+    const DeviceLayer layer(weights->weights);
+    const int experts = static_cast<int>(config.num_experts);
+    struct Size {
+      std::int64_t rows, max_rows;
+    };
+    std::vector<Size> sizes;
+    for (const std::int64_t rows : {1, 7, 8, 9, 40, 150, 300}) sizes.push_back({rows, rows});
+    for (const TileRows& t : tiles_of_experts(experts)) {
+      const auto runs_it = [&](const Size& s) { return choose_tile(s.max_rows, experts) == t.tile; };
+      if (std::none_of(sizes.begin(), sizes.end(), runs_it)) {
+        sizes.push_back({std::min<std::int64_t>(t.largest, 300), t.largest});
+      }
+    }
+    cuda::Random random(2);
+    std::uint64_t seed = 3;
+    for (const Size& s : sizes) {
+      run_case({.weights = weights->weights,
+                .layer = layer,
+                .operands = operands,
+                .routed = ragged_rows(s.rows, experts, s.rows / 2 + 1, random),
+                .tokens = s.rows / 2 + 1,
+                .samples = 4096,
+                .options = {.max_rows = s.max_rows, .poison = kPoisons[seed / 3 % 3]},
+                .seed = seed},
+               judge);
+      seed += 3;
+    }
+  }
+};
+
+TEST_P(ModelGemms, StayWithinTheErrorOfTheirSums) {
+  struct {
+    Verdict values, codes, y;
+  } all[2];
+  run_model(Operands::kRandom, [&](const Verdict& v, ActivationFormat format, bool fp4, bool second) {
+    expect_close(v);
+    auto& of = all[format == ActivationFormat::kNvfp4];
+    (second ? of.y : fp4 ? of.codes : of.values).add(v);
+  });
+  const auto percent = [](std::int64_t part, std::int64_t whole) {
+    return 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+  };
+  for (const ActivationFormat format : kFormats) {
+    const auto& [values, codes, y] = all[format == ActivationFormat::kNvfp4];
+    EXPECT_GT(codes.scales, 1000);
+    EXPECT_LT(codes.different_share(), kDifferentShare) << codes.first_different;
+    EXPECT_LE(y.worst, 1.0);
+    std::printf(
+        "%s, %s: of %lld codes of h %.4f %% differ (of their scales %.4f %%), %.1f %% might; "
+        "of %lld BF16 h %.4f %% differ; %lld y are off by at most %.2f %% of the bound\n",
+        GetParam(), std::string(to_string(format)).c_str(), static_cast<long long>(codes.checked),
+        percent(codes.different, codes.checked), percent(codes.different_scales, codes.scales),
+        percent(codes.open, codes.checked), static_cast<long long>(values.checked),
+        percent(values.different, values.checked), static_cast<long long>(y.checked), 100.0 * y.worst);
+  }
+}
+
+TEST_P(ModelGemms, AreEqualWhereSumsAreExact) {
+  run_model(Operands::kExact, [](const Verdict& v, ActivationFormat, bool, bool) { expect_equal_sums(v); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ModelGemms,
+                         ::testing::Values("deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v3",
+                                           "qwen3-30b-a3b", "gpt-oss-120b", "glm-4.5-air", "nemotron-3-nano"),
+                         [](const auto& model) {
+                           std::string name = model.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
+                           return name;
+                         });
+
+// ---- Tiles
+
+class GemmTest : public HopperTest {};
+
+// Rows around a tile's width for 16 experts, most of them without any.
+RoutedRows rows_around(std::int64_t tile, std::int64_t tokens, cuda::Random& random) {
+  RoutedRows routed;
+  routed.offsets = {0};
+  for (const std::int64_t rows : {tile - 1, std::int64_t{0}, tile, tile + 1, std::int64_t{0}, 2 * tile + 3}) {
+    routed.offsets.push_back(routed.offsets.back() + rows);
+  }
+  routed.offsets.resize(17, routed.offsets.back());
+  for (std::int64_t r = 0; r < routed.rows() && tokens > 0; ++r) {
+    routed.gather.push_back(static_cast<std::int32_t>(random.integer(0, tokens - 1)));
+  }
+  return routed;
+}
+
+TEST_F(GemmTest, EveryTileOverEveryShape) {
+  struct Shape {
+    std::int64_t hidden, intermediate;
+  };
+  cuda::Random random(1);
+  std::uint64_t seed = 1;
+  // One chunk of 64 columns, part of one, a few, more than a stage ring holds; full and partly filled tiles
+  // of weights.
+  for (const Shape& s : {Shape{16, 16}, {80, 48}, {64, 128}, {176, 272}, {1008, 368}, {2880, 16}}) {
+    for (const TileRows& t : tiles_of_experts(16)) {
+      for (const Operands operands : {Operands::kExact, Operands::kRandom}) {
+        const ActivationConfig& activation = kActivations[random.integer(0, 3)];
+        const std::int64_t tokens = random.integer(0, 1) == 0 ? 0 : 29;
+        const LayerConfig config = testing::make_config(s.hidden, s.intermediate, 16, 1, activation);
+        SCOPED_TRACE(::testing::Message()
+                     << s.hidden << " x " << s.intermediate << ", " << to_string(activation.kind));
+        const auto weights = testing::wide_layer(config, operands, random.integer(0, 1) == 0, seed);
+        const RoutedRows routed = rows_around(t.tile.tokens, tokens, random);
+        ASSERT_LE(routed.rows(), t.largest);
+        ASSERT_EQ(choose_tile(t.largest, 16), t.tile);
+        run_case({.weights = weights->weights,
+                  .layer = DeviceLayer(weights->weights),
+                  .operands = operands,
+                  .routed = routed,
+                  .tokens = tokens,
+                  .samples = operands == Operands::kExact ? kEverything : 20000,
+                  .options = {.max_rows = t.largest,
+                              .poison = kPoisons[seed / 3 % 3],
+                              .strided = random.integer(0, 1) == 0},
+                  .seed = seed},
+                 [&](const Verdict& v, ActivationFormat, bool, bool) {
+                   operands == Operands::kExact ? expect_equal_sums(v) : expect_close(v);
+                 });
+        seed += 3;
+      }
+    }
+  }
+}
+
+TEST_F(GemmTest, NoRows) {
+  const auto weights = testing::wide_layer(testing::make_config(64, 32, 3, 1), Operands::kRandom, false, 1);
+  const DeviceLayer layer(weights->weights);
+  const RoutedRows none{{0, 0, 0, 0}, {}};
+  for (const ActivationFormat format : kFormats) {
+    for (const std::int64_t max_rows : {0, 1, 500}) {
+      const Rows x = testing::wide_rows(format, 0, 64, Operands::kRandom, 1);
+      EXPECT_TRUE(layer.gemm1(x, none, L1Output::kCompactBf16, {}, {.max_rows = max_rows}).h.values.empty());
+      const Rows h = testing::wide_rows(format, 0, 32, Operands::kRandom, 1);
+      EXPECT_TRUE(layer.gemm2(h, none, {.max_rows = max_rows}).empty());
+    }
+  }
+}
+
+// ---- Small: what compute-sanitizer runs
+
+class SmallGemms : public HopperTest {};
+
+TEST_F(SmallGemms, WrittenCase) {
+  // One block everywhere: gate = 16 * 8 = 128, whose silu is 128, up = 16 / 4 = 4; a token scale of 2 doubles
+  // both.
+  testing::TestLayer layer(testing::make_config(16, 16, 1, 1));
+  const auto all = [](int value) { return [value](std::int64_t, std::int64_t) { return value; }; };
+  ExpertWeights& expert = layer.weights.experts[0];
+  expert.gate = layer.nvfp4(16, 16, 8.0f, all(2), all(0x38));
+  expert.up = layer.nvfp4(16, 16, 0.25f, all(2), all(0x38));
+  expert.down = layer.nvfp4(16, 16, 0.5f, all(10), all(0x38));
+  const DeviceLayer device(layer.weights);
+  Rows x(ActivationFormat::kNvfp4, 2, 16, 0);
+  x.codes.assign(x.codes.size(), 0x22);
+  x.block_scales.assign(2, 0x38);
+  x.scales = {1.0f, 2.0f};
+  const RoutedRows routed{{0, 3}, {1, 0, 1}};
+  const Rows compact = device.gemm1(x, routed, L1Output::kCompactBf16, {}).h;
+  const Rows wide = device.gemm1(x, routed, L1Output::kInterleavedBf16, {}).h;
+  for (std::int64_t r = 0; r < 3; ++r) {
+    const bool doubled = r != 1;
+    for (std::int64_t i = 0; i < 16; ++i) {
+      EXPECT_EQ(compact.values[size(r * 16 + i)].bits, doubled ? 0x4500 : 0x4400);                // 2048, 512
+      EXPECT_EQ(wide.values[size(r * 32 + i / 8 * 16 + i % 8)].bits, doubled ? 0x4380 : 0x4300);  // 256, 128
+      EXPECT_EQ(wide.values[size(r * 32 + i / 8 * 16 + 8 + i % 8)].bits, doubled ? 0x4500 : 0x4400);
+    }
+  }
+  // 2048 / (6 * 64) is 5.33, as E4M3 5.5, and 2048 / (5.5 * 64) is 5.8: code 7. 512 / (6 * 64): 1.375, code 7
+  // too. 2048 / (6 * 0.5) is beyond 448: cut.
+  const HiddenResult fp4 = device.gemm1(x, routed, L1Output::kNvfp4, {64.0f, 64.0f, 0.5f});
+  EXPECT_EQ(fp4.h.codes, std::vector<std::uint8_t>(24, 0x77));
+  EXPECT_EQ(fp4.h.block_scales, (std::vector<std::uint8_t>{0x4B, 0x3B, 0x7E}));
+  EXPECT_EQ(fp4.saturated, 1u);
+  // y = 16 * -0.5 * 6 * scale * tensor scale.
+  const std::vector<float> y = device.gemm2(fp4.h, routed);
+  for (std::int64_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(y[size(i)], -48.0f * 5.5f * 64.0f);
+    EXPECT_EQ(y[size(16 + i)], -48.0f * 1.375f * 64.0f);
+    EXPECT_EQ(y[size(32 + i)], -48.0f * 448.0f * 0.5f);
+  }
+}
+
+// Each tile and format once, on a shape whose last chunk, tile of weights and tile of tokens are not full.
+TEST_F(SmallGemms, EveryTile) {
+  cuda::Random random(1);
+  for (const ActivationConfig& activation : {kActivations[2], kActivations[3]}) {
+    const auto weights =
+        testing::wide_layer(testing::make_config(144, 80, 4, 1, activation), Operands::kExact, true, 2);
+    const DeviceLayer layer(weights->weights);
+    for (const TileRows& t : tiles_of_experts(4)) {
+      const std::int64_t rows = std::min<std::int64_t>(t.largest, t.tile.tokens + 3);
+      run_case({.weights = weights->weights,
+                .layer = layer,
+                .operands = Operands::kExact,
+                .routed = ragged_rows(rows, 4, 5, random),
+                .tokens = 5,
+                .samples = kEverything,
+                .options = {.max_rows = t.largest},
+                .seed = 3},
+               [](const Verdict& v, ActivationFormat, bool, bool) { expect_equal_sums(v); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::sm90
