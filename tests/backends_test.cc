@@ -76,8 +76,7 @@ TEST_P(WhichBackend, LayerThroughThePublicApiEqualsTheOperations) {
   const MatrixView<const bf16> x(input.x.data(), 17, 48);
   const MatrixView<const std::int32_t> ids(input.ids.data(), 17, 3);
   const MatrixView<const float> weights(input.weights.data(), 17, 3);
-  for (const ActivationFormat format :
-       {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+  for (const ActivationFormat format : formats()) {
     const RunResult want = run(backend(), layer->weights, input,
                                {.format = format,
                                 .x_scale = 0.003f,

@@ -1,8 +1,14 @@
 // compare.h: holds a backend's run against the independent implementation and against the reference.
 //
-// Exact     routing, quantisation, combine, and in nvfp4 the GEMMs too: every byte.
+// Exact     routing, quantisation, combine, and in nvfp4 the GEMMs too where the backend keeps the
+// reference's
+//           order of sums: every byte.
 // Bounded   GEMMs of bf16 and fp8 operands accumulate in FP32 in an order of their own: an output is within
-//           kAccumulation(K) * sum |x_k w_k| of the exact one, plus its own rounding to FP32.
+//           accumulation_bound(K) * sum |x_k w_k| of the exact one, plus its own rounding to FP32.
+// Cut       GEMMs of a backend that keeps no order are a tensor core's: exact.h says what they may lose, and
+// so
+//           which values and codes h may have. Codes other than the FP64 sum's are counted over the whole
+//           program.
 #pragma once
 
 #include "tests/harness.h"
@@ -14,8 +20,8 @@ namespace megamoe::testing {
 // order; 4 more roundings: the scales, the tensor scale, the bias, the store.
 inline double accumulation_bound(std::int64_t k) { return static_cast<double>(k + 4) * 0x1p-24; }
 
-// Every stage of a run against the independent implementation, byte for byte. For nvfp4 on any backend; for
-// bf16 and fp8 on a backend that follows the reference's order.
+// Every stage of a run against the independent implementation, byte for byte. For nvfp4 on a backend that
+// keeps the reference's order; for bf16 and fp8 on the reference.
 void expect_independent(const LayerWeights& layer, const Input& input, const RunOptions& options,
                         const RunResult& run);
 
@@ -23,7 +29,12 @@ void expect_independent(const LayerWeights& layer, const Input& input, const Run
 void expect_bounded(const Backend& backend, const LayerWeights& layer, const Input& input,
                     const RunOptions& options);
 
-// The two above, whichever goes with backend and format; then the other ways to h (fused, interleaved).
+// bf16 and nvfp4 on a backend that keeps no order: compact h and y within exact.h's error, all else byte for
+// byte.
+void expect_cut(const LayerWeights& layer, const Input& input, const RunOptions& options,
+                const RunResult& run);
+
+// The three above, whichever goes with backend and format; then the other ways to h (fused, interleaved).
 void expect_conforms(const Backend& backend, const LayerWeights& layer, const Input& input,
                      RunOptions options);
 

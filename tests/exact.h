@@ -33,6 +33,9 @@ struct GemmCall {
   const std::int32_t* gather = nullptr;   // row r reads row gather[r] of x; null: r itself
 };
 
+// Codes that may differ from the FP64 sum's, all of them within the error of a tie.
+inline constexpr double kDifferentShare = 0.001;
+
 struct Verdict {
   std::int64_t checked = 0;     // outputs: values or codes
   std::int64_t different = 0;   // of them not what the FP64 sum gives, all later steps as defined

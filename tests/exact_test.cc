@@ -12,7 +12,6 @@ namespace megamoe::testing {
 namespace {
 
 constexpr ActivationFormat kFormats[] = {ActivationFormat::kBf16, ActivationFormat::kNvfp4};
-constexpr double kDifferentShare = 0.001;
 
 // Rows for three experts, the second one without any; they read `tokens` rows, some twice.
 OwnedRouting some_routing(std::int64_t tokens, std::int64_t rows) {

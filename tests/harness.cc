@@ -246,6 +246,15 @@ std::vector<const Backend*> backends_under_test() {
   return supported;
 }
 
+std::vector<ActivationFormat> Conformance::formats(WeightFormat weights) const {
+  std::vector<ActivationFormat> result;
+  for (const ActivationFormat format :
+       {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+    if (backend().runs(format, weights, false)) result.push_back(format);
+  }
+  return result;
+}
+
 bool same(float a, float b) { return (a != a && b != b) || std::memcmp(&a, &b, sizeof(a)) == 0; }
 bool same(bf16 a, bf16 b) {
   return a == b || (std::isnan(independent::bf16_value(a)) && std::isnan(independent::bf16_value(b)));

@@ -137,6 +137,8 @@ template <class T>
 class Conformance : public ::testing::TestWithParam<const Backend*> {
  protected:
   const Backend& backend() const { return *GetParam(); }
+  // The activation formats that it runs with such weights, in the order of the enumeration.
+  std::vector<ActivationFormat> formats(WeightFormat weights = WeightFormat::kNvfp4) const;
 };
 
 }  // namespace megamoe::testing

@@ -44,8 +44,7 @@ TEST_P(Shapes, WidthsThatAreMultiplesOfSixteenOnly) {
     Input input = random_input(config, s.tokens, 8);
     input.ids[0] = 0;
     input.weights[0] = 0.75f;
-    for (const ActivationFormat format :
-         {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+    for (const ActivationFormat format : formats()) {
       SCOPED_TRACE(::testing::Message() << s.hidden << "x" << s.intermediate << " " << to_string(format));
       expect_conforms(backend(), layer->weights, input, {.format = format, .h_scale = kHScale});
     }
@@ -63,8 +62,7 @@ TEST_P(Shapes, ExpertsTokensAndSlots) {
     const LayerConfig config = make_config(48, 16, s.experts, s.top_k);
     const auto layer = random_layer(config, WeightFormat::kNvfp4, 3);
     const Input input = random_input(config, s.tokens, 4);
-    for (const ActivationFormat format :
-         {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+    for (const ActivationFormat format : formats()) {
       SCOPED_TRACE(::testing::Message() << "E " << s.experts << ", T " << s.tokens << ", top-k " << s.top_k
                                         << " " << to_string(format));
       expect_conforms(backend(), layer->weights, input,
@@ -82,8 +80,7 @@ TEST_P(Shapes, EveryActivationWithAndWithoutBias) {
       const LayerConfig config = make_config(48, 80, 3, 2, activation);
       const auto layer = random_layer(config, WeightFormat::kNvfp4, 11, bias);
       const Input input = random_input(config, 9, 12);
-      for (const ActivationFormat format :
-           {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+      for (const ActivationFormat format : formats()) {
         SCOPED_TRACE(::testing::Message() << to_string(activation.kind) << " " << to_string(format));
         expect_conforms(backend(), layer->weights, input, {.format = format, .h_scale = kHScale});
       }
@@ -91,7 +88,24 @@ TEST_P(Shapes, EveryActivationWithAndWithoutBias) {
   }
 }
 
+// Holds for every backend, the ones that are compared byte for byte too.
+TEST_P(Shapes, SumsStayWithinWhatATensorCoreMayLose) {
+  const LayerConfig config = make_config(176, 144, 4, 3, {.kind = Activation::kSwiGluClamped, .limit = 1.5f});
+  const auto layer = random_layer(config, WeightFormat::kNvfp4, 13, true);
+  const Input input = random_input(config, 33, 14);
+  for (const ActivationFormat format : formats()) {
+    if (format == ActivationFormat::kFp8) continue;
+    for (const bool gathered : {false, true}) {
+      if (gathered && format != ActivationFormat::kNvfp4) continue;
+      const RunOptions options{
+          .format = format, .x_scale = gathered ? 0.003f : 0.0f, .gathered = gathered, .h_scale = kHScale};
+      expect_cut(layer->weights, input, options, run(backend(), layer->weights, input, options));
+    }
+  }
+}
+
 TEST_P(Shapes, Bf16AndF32Weights) {
+  if (formats(WeightFormat::kBf16).empty()) GTEST_SKIP() << "NVFP4 weights only";
   for (const WeightFormat format : {WeightFormat::kBf16, WeightFormat::kF32}) {
     const LayerConfig config = make_config(80, 48, 3, 2);
     const auto layer = random_layer(config, format, 21, true);

@@ -10,8 +10,6 @@ namespace megamoe::testing {
 namespace {
 
 constexpr float kHScale = 0.002f;
-constexpr ActivationFormat kFormats[] = {ActivationFormat::kBf16, ActivationFormat::kFp8,
-                                         ActivationFormat::kNvfp4};
 
 std::vector<L1Output> modes_of(ActivationFormat format) {
   if (format == ActivationFormat::kFp8) return {L1Output::kCompactBf16, L1Output::kFp8};
@@ -31,7 +29,7 @@ TEST_P(Stability, WhatTheMemoryHeldDoesNotMatter) {
     input.ids = {id, id, id};
     input.weights = {1.0f, 1.0f, 1.0f};
     std::fill_n(input.x.begin() + 48, 48, bf16{0});
-    for (const ActivationFormat format : kFormats) {
+    for (const ActivationFormat format : formats()) {
       for (const L1Output l1 : modes_of(format)) {
         RunOptions options{.format = format, .l1 = l1, .h_scale = kHScale};
         const RunResult first = run(backend(), layer->weights, input, options);
@@ -53,13 +51,15 @@ TEST_P(Stability, WhatTheMemoryHeldDoesNotMatter) {
   }
 }
 
+// Where sums keep no order, another number of tokens may mean another one: a last bit now and then.
 TEST_P(Stability, ATokensResultDoesNotDependOnItsBatch) {
   const LayerConfig config = make_config(48, 80, 3, 2);
   const auto layer = random_layer(config, WeightFormat::kNvfp4, 41);
   Input alone = random_input(config, 1, 42);
   alone.ids = {2, 0};
   alone.weights = {0.7f, 0.6f};
-  for (const ActivationFormat format : kFormats) {
+  std::int64_t compared = 0, different = 0;
+  for (const ActivationFormat format : formats()) {
     const RunOptions options{.format = format, .h_scale = kHScale};
     const RunResult want = run(backend(), layer->weights, alone, options);
     for (const std::int64_t m : {1, 2, 4, 5, 8, 9, 16, 17, 33, 64, 65, 128, 129}) {
@@ -69,17 +69,21 @@ TEST_P(Stability, ATokensResultDoesNotDependOnItsBatch) {
       std::copy(alone.ids.begin(), alone.ids.end(), batch.ids.begin() + j * 2);
       std::copy(alone.weights.begin(), alone.weights.end(), batch.weights.begin() + j * 2);
       const RunResult got = run(backend(), layer->weights, batch, options);
-      EXPECT_TRUE(std::equal(want.y.begin(), want.y.end(), got.y.begin() + j * config.hidden))
-          << to_string(format) << ", " << m << " tokens";
+      for (std::size_t i = 0; i < want.y.size(); ++i, ++compared) {
+        const bool same_bits = want.y[i] == got.y[static_cast<std::size_t>(j * config.hidden) + i];
+        different += same_bits ? 0 : 1;
+        EXPECT_TRUE(same_bits || !backend().keeps_order()) << to_string(format) << ", " << m << " tokens";
+      }
     }
   }
+  EXPECT_LE(different, compared / 1000);
 }
 
 TEST_P(Stability, ThreadsDoNotChangeABit) {
   const LayerConfig config = make_config(176, 80, 5, 3);
   const auto layer = random_layer(config, WeightFormat::kNvfp4, 51);
   const Input input = random_input(config, 33, 52);
-  for (const ActivationFormat format : kFormats) {
+  for (const ActivationFormat format : formats()) {
     const RunOptions options{.format = format, .h_scale = kHScale};
     set_num_threads(1);
     const RunResult one = run(backend(), layer->weights, input, options);
@@ -102,7 +106,7 @@ TEST_P(Stability, FaultsStayInTheirToken) {
     clean.ids[i] = static_cast<std::int32_t>(i % 3);
     clean.weights[i] = 0.5f;
   }
-  for (const ActivationFormat format : kFormats) {
+  for (const ActivationFormat format : formats()) {
     const RunOptions options{.format = format, .h_scale = kHScale};
     const RunResult want = run(backend(), layer->weights, clean, options);
     for (const std::uint16_t fault : {0x7FC0, 0xFFC0, 0x7F80, 0xFF80}) {
@@ -143,7 +147,7 @@ TEST_P(Stability, DuplicateIdsAddUp) {
   Input once = twice;
   once.ids = {1, -1, 2, -1, 0, -1};
   once.weights = {0.5f, 1.0f, 1.0f, 1.0f, 2.0f, 1.0f};
-  for (const ActivationFormat format : kFormats) {
+  for (const ActivationFormat format : formats()) {
     const RunOptions options{.format = format, .h_scale = kHScale};
     EXPECT_EQ(run(backend(), layer->weights, twice, options).y,
               run(backend(), layer->weights, once, options).y);
@@ -166,7 +170,8 @@ TEST_P(Stability, StridedTokensReadAsTheirCopy) {
   backend().row_amax(plain.view(), amax.data());
   backend().row_amax(strided, amax_strided.data());
   EXPECT_EQ(amax, amax_strided);
-  for (const ActivationFormat format : {ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
+  for (const ActivationFormat format : formats()) {
+    if (format == ActivationFormat::kBf16) continue;  // not quantised
     Rows a(format, 5, 48, 0x7F), b(format, 5, 48, 0xFF);
     if (format == ActivationFormat::kNvfp4) {
       a.scales = b.scales = std::vector<float>(5, 0.002f);
