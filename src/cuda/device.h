@@ -130,11 +130,14 @@ class DeviceArray {
   std::int64_t count() const { return count_; }
   std::int64_t bytes() const { return buffer_.bytes(); }
 
-  // Both wait for the copy, and for everything before it on the default stream.
+  // All wait until the bytes are there, and for everything before them on the default stream.
+  // NOTE: cudaMemcpy from ordinary host memory and cudaMemset alone may return earlier, and other streams
+  // would not wait for them.
   void upload(const T* from) {
-    if (count_ > 0)
-      cuda_check(cudaMemcpy(data(), from, static_cast<std::size_t>(bytes()), cudaMemcpyHostToDevice),
-                 "copying to the GPU");
+    if (count_ == 0) return;
+    cuda_check(cudaMemcpy(data(), from, static_cast<std::size_t>(bytes()), cudaMemcpyHostToDevice),
+               "copying to the GPU");
+    cuda_check(cudaStreamSynchronize(nullptr), "copying to the GPU");
   }
   std::vector<T> download() const {
     std::vector<T> values(static_cast<std::size_t>(count_));
@@ -144,8 +147,9 @@ class DeviceArray {
     return values;
   }
   void fill(int byte) {
-    if (count_ > 0)
-      cuda_check(cudaMemset(data(), byte, static_cast<std::size_t>(bytes())), "filling GPU memory");
+    if (count_ == 0) return;
+    cuda_check(cudaMemset(data(), byte, static_cast<std::size_t>(bytes())), "filling GPU memory");
+    cuda_check(cudaStreamSynchronize(nullptr), "filling GPU memory");
   }
 
  private:

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "cuda/gpu_test.h"
 #include "megamoe/error.h"
 
@@ -45,6 +47,32 @@ TEST_F(DeviceTest, StreamsWait) {
   cuda_check(cudaMemsetAsync(a.data(), 3, 1000, stream.get()), "testing");
   stream.synchronize();
   EXPECT_EQ(a.download(), std::vector<std::uint8_t>(1000, 3));
+}
+
+TEST_F(DeviceTest, EventsWaitAndPinnedMemoryArrives) {
+  const Stream stream;
+  const Event never, copied;
+  never.synchronize();
+  const PinnedBuffer host(1000);
+  std::memset(host.data(), 5, 1000);
+  DeviceArray<std::uint8_t> a(1000);
+  cuda_check(cudaMemcpyAsync(a.data(), host.data(), 1000, cudaMemcpyHostToDevice, stream.get()), "testing");
+  copied.record(stream.get());
+  copied.synchronize();
+  EXPECT_EQ(a.download(), std::vector<std::uint8_t>(1000, 5));
+}
+
+TEST_F(DeviceTest, AScopeGivesTheDeviceBack) {
+  const int last = device_count() - 1, before = current_device();
+  {
+    const DeviceScope other(last);
+    EXPECT_EQ(current_device(), last);
+    const DeviceScope same(last);
+    EXPECT_EQ(current_device(), last);
+  }
+  EXPECT_EQ(current_device(), before);
+  EXPECT_THROW({ const DeviceScope none(device_count()); }, Error);
+  EXPECT_EQ(current_device(), before);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "cuda/host_pass.h"
 
+#include <algorithm>
+
 namespace megamoe::cuda {
 namespace {
 
@@ -30,12 +32,17 @@ std::size_t bytes_of(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(T);
 }
 
+// Bytes from row to row; a single row may come with any stride.
+template <class T>
+std::size_t pitch(const MatrixView<T>& rows) {
+  return bytes_of<T>(std::max(rows.row_stride, rows.cols));
+}
+
 // Host rows with any stride to contiguous ones on the GPU.
 template <class T>
 void upload(MatrixView<const T> from, T* to, cudaStream_t stream) {
-  cuda_check(cudaMemcpy2DAsync(to, bytes_of<T>(from.cols), from.data, bytes_of<T>(from.row_stride),
-                               bytes_of<T>(from.cols), static_cast<std::size_t>(from.rows),
-                               cudaMemcpyHostToDevice, stream),
+  cuda_check(cudaMemcpy2DAsync(to, bytes_of<T>(from.cols), from.data, pitch(from), bytes_of<T>(from.cols),
+                               static_cast<std::size_t>(from.rows), cudaMemcpyHostToDevice, stream),
              "copying to the GPU");
 }
 
@@ -85,9 +92,8 @@ std::int64_t HostPass::run(const DevicePass& pass, MatrixView<const bf16> x,
                   .stream = stream,
                   .saturated = on_gpu.saturated,
                   .bad_pair = nullptr});
-    cuda_check(cudaMemcpy2DAsync(y.data, bytes_of<bf16>(y.row_stride), on_gpu.y, bytes_of<bf16>(y.cols),
-                                 bytes_of<bf16>(y.cols), static_cast<std::size_t>(y.rows),
-                                 cudaMemcpyDeviceToHost, stream),
+    cuda_check(cudaMemcpy2DAsync(y.data, pitch(y), on_gpu.y, bytes_of<bf16>(y.cols), bytes_of<bf16>(y.cols),
+                                 static_cast<std::size_t>(y.rows), cudaMemcpyDeviceToHost, stream),
                "copying from the GPU");
     cuda_check(
         cudaMemcpyAsync(&saturated, on_gpu.saturated, sizeof(saturated), cudaMemcpyDeviceToHost, stream),

@@ -366,6 +366,77 @@ TEST_F(QuantizeTest, GathersRows) {
   }
 }
 
+// The launch covers 31 rows; that there are fewer is only known on the GPU. What lies beyond is neither read
+// (the map and the rows hold poison there) nor written.
+TEST_F(QuantizeTest, OnlyTheRowsThatThereAre) {
+  Random random(9);
+  const std::int64_t most = 31, cols = 144;
+  std::vector<bf16> x(size(most * 2 * cols));
+  for (bf16& value : x) value = to_bf16(random.bell());
+  const DeviceArray<bf16> d_x(x);
+  for (const std::int64_t actual : {0, 1, 17, 31}) {
+    SCOPED_TRACE(actual);
+    std::vector<std::int32_t> map(size(most), 0x7F7F7F7F);
+    for (std::int64_t r = 0; r < actual; ++r) map[size(r)] = static_cast<std::int32_t>(actual - 1 - r);
+    const DeviceArray<std::int32_t> d_map(map);
+    const DeviceArray<std::int64_t> d_actual(std::vector<std::int64_t>{actual});
+    const RowCount counted(most, d_actual.data());
+    const std::vector<float> given = some_scales(random, most);
+    const ElementRows rows{ElementType::kBf16, d_x.data(), cols};
+    const auto run = [&](const auto& quantise, const std::vector<float>& scales) {
+      const DeviceOut some(most, cols, 0x7F, scales), want(most, cols, 0x7F, scales);
+      cuda_check(quantise(counted, some.out()), "testing quantize");
+      cuda_check(quantise(RowCount(actual), want.out()), "testing quantize");
+      expect_same(some.download(), want.download());
+    };
+    run(
+        [&](const RowCount& count, const Nvfp4Out& out) {
+          return quantize(rows, d_map.data(), count, cols, TensorScales::kGiven, out, nullptr);
+        },
+        given);
+    run(
+        [&](const RowCount& count, const Nvfp4Out& out) {
+          return quantize(rows, nullptr, count, cols, TensorScales::kDynamicRow, out, nullptr);
+        },
+        {});
+    run(
+        [&](const RowCount& count, const Nvfp4Out& out) {
+          return deinterleave_quantize(d_x.data(), 2 * cols, count, cols, TensorScales::kDynamicRow, out,
+                                       nullptr);
+        },
+        {});
+    const Output<float> some(most), want(most), some_up(most), want_up(most);
+    cuda_check(row_amax(rows, counted, cols, some.data(), nullptr), "testing row_amax");
+    cuda_check(row_amax(rows, actual, cols, want.data(), nullptr), "testing row_amax");
+    cuda_check(deinterleave_row_amax(d_x.data(), 2 * cols, counted, cols, some_up.data(), nullptr),
+               "testing row_amax");
+    cuda_check(deinterleave_row_amax(d_x.data(), 2 * cols, actual, cols, want_up.data(), nullptr),
+               "testing row_amax");
+    EXPECT_TRUE(same_bytes(some.download(), want.download()));
+    EXPECT_TRUE(same_bytes(some_up.download(), want_up.download()));
+  }
+}
+
+TEST_F(QuantizeTest, AConstantScaleIsUsedAndWritten) {
+  Random random(10);
+  const std::int64_t rows = 5, cols = 176;
+  std::vector<bf16> x(size(rows * cols));
+  for (bf16& value : x) value = to_bf16(any_value(random, true));
+  const DeviceArray<bf16> d_x(x);
+  const DeviceOut result(rows, cols, 0xFF, {});
+  Nvfp4Out out = result.out();
+  out.constant = 0.0007f;
+  const ElementRows view{ElementType::kBf16, d_x.data(), cols};
+  cuda_check(quantize(view, nullptr, rows, cols, TensorScales::kConstant, out, nullptr), "testing quantize");
+  expect_same(result.download(),
+              quantize_on_cpu(x, rows, cols, cols, std::vector<float>(size(rows), 0.0007f)));
+  for (const float bad : {0.0f, -1.0f, kNan}) {
+    out.constant = bad;
+    EXPECT_EQ(quantize(view, nullptr, rows, cols, TensorScales::kConstant, out, nullptr),
+              cudaErrorInvalidValue);
+  }
+}
+
 TEST_F(QuantizeTest, WrittenBytes) {
   // Tensor scale 1. Ties: 6 .25 .75 ... ; a block for the reciprocal; a block for the rounded scale.
   const std::vector<float> x = {2688,        0,
@@ -452,7 +523,14 @@ TEST_F(QuantizeTest, DeinterleavedIsAsCompact) {
               to_bf16(any_value(random, true));
         }
       }
-      const DeviceArray<bf16> d_wide(wide);
+      const DeviceArray<bf16> d_wide(wide), d_compact(compact);
+      const Output<float> amax(rows), want_amax(rows);
+      cuda_check(deinterleave_row_amax(d_wide.data(), stride, rows, cols, amax.data(), nullptr),
+                 "testing deinterleave_row_amax");
+      cuda_check(
+          row_amax({ElementType::kBf16, d_compact.data(), cols}, rows, cols, want_amax.data(), nullptr),
+          "testing row_amax");
+      EXPECT_TRUE(same_bytes(amax.download(), want_amax.download()));
       for (const bool dynamic : {false, true}) {
         const std::vector<float> given = dynamic ? std::vector<float>() : some_scales(random, rows);
         const DeviceOut out(rows, cols, 0x7F, given);
@@ -565,6 +643,30 @@ TEST_F(QuantizeTest, LargestFiniteMagnitudes) {
   expect_amax<float>(9, 48, 1);
   expect_amax<bf16>(70000, 16, 0);
   expect_amax<bf16>(0, 16, 0);
+}
+
+TEST_F(QuantizeTest, OneTensorScaleForEachGroup) {
+  Random random(11);
+  const std::vector<std::int64_t> offsets = {0, 3, 3, 4, 1500, 1507, 1507};  // the fifth group is all zero
+  const std::int64_t rows = offsets.back(), room = rows + 5;
+  std::vector<float> amax(size(room), kNan), want(size(rows));  // beyond the groups lies anything
+  for (std::int64_t r = 0; r < rows; ++r) amax[size(r)] = r >= 1500 ? 0.0f : std::abs(random.bell());
+  for (std::size_t g = 0; g + 1 < offsets.size(); ++g) {
+    float largest = 0.0f;
+    for (std::int64_t r = offsets[g]; r < offsets[g + 1]; ++r) largest = std::max(largest, amax[size(r)]);
+    for (std::int64_t r = offsets[g]; r < offsets[g + 1]; ++r) want[size(r)] = nvfp4_tensor_scale(largest);
+  }
+  const DeviceArray<float> d_amax(amax);
+  const DeviceArray<std::int64_t> d_offsets(offsets);
+  const Output<float> grouped(rows), whole(rows);
+  cuda_check(group_tensor_scales(d_amax.data(), d_offsets.data(), static_cast<int>(offsets.size()) - 1, room,
+                                 grouped.data(), nullptr),
+             "testing group_tensor_scales");
+  EXPECT_TRUE(same_bytes(grouped.download(), want));
+  cuda_check(group_tensor_scales(d_amax.data(), nullptr, 1, rows, whole.data(), nullptr),
+             "testing group_tensor_scales");
+  const float all = *std::max_element(amax.begin(), amax.begin() + rows);
+  EXPECT_TRUE(same_bytes(whole.download(), std::vector<float>(size(rows), nvfp4_tensor_scale(all))));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ struct Sorted {
   std::vector<std::int64_t> offsets;
   std::vector<std::int32_t> row_to_token, row_to_slot, slot_to_row;
   unsigned long long bad_id = 0;
+  std::vector<float> of_row[2];  // e + 0.5 and -e for a row of expert e
 };
 
 Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float>& weights, int top_k,
@@ -23,6 +24,13 @@ Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float
   const Output<std::int32_t> row_to_token(pairs, poison), row_to_slot(pairs, poison),
       slot_to_row(pairs, poison);
   const Output<std::uint8_t> workspace(sort_workspace_bytes(tokens, top_k, experts), poison);
+  std::vector<float> of_expert[2];
+  for (int e = 0; e < experts; ++e) {
+    of_expert[0].push_back(static_cast<float>(e) + 0.5f);
+    of_expert[1].push_back(-static_cast<float>(e));
+  }
+  const DeviceArray<float> half(of_expert[0]), negative(of_expert[1]);
+  const Output<float> of_row0(pairs, poison), of_row1(pairs, poison);
   const DeviceArray<unsigned long long> bad_id(std::vector<unsigned long long>{kNoBadId});
   cuda_check(sort({.ids = d_ids.data(),
                    .weights = d_weights.data(),
@@ -33,13 +41,15 @@ Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float
                    .row_to_token = row_to_token.data(),
                    .row_to_slot = row_to_slot.data(),
                    .slot_to_row = slot_to_row.data(),
+                   .of_expert = {half.data(), negative.data()},
+                   .of_row = {of_row0.data(), of_row1.data()},
                    .bad_id = bad_id.data(),
                    .workspace = workspace.data()},
                   nullptr),
              "testing sort");
   workspace.download();  // looks at its guard
-  return {offsets.download(), row_to_token.download(), row_to_slot.download(), slot_to_row.download(),
-          bad_id.download()[0]};
+  return {offsets.download(),     row_to_token.download(), row_to_slot.download(),
+          slot_to_row.download(), bad_id.download()[0],    {of_row0.download(), of_row1.download()}};
 }
 
 // What the reference leaves of a poisoned routing, and slot_to_row as its inverse.
@@ -63,6 +73,17 @@ Sorted sort_on_cpu(const std::vector<std::int32_t>& ids, const std::vector<float
     s.slot_to_row[static_cast<std::size_t>(s.row_to_token[r] * top_k + s.row_to_slot[r])] =
         static_cast<std::int32_t>(row);
   }
+  for (std::vector<float>& of_row : s.of_row) {
+    of_row.resize(ids.size());
+    if (!ids.empty()) std::memset(of_row.data(), poison, ids.size() * 4);
+  }
+  for (int e = 0; e < experts; ++e) {
+    for (std::int64_t row = s.offsets[static_cast<std::size_t>(e)];
+         row < s.offsets[static_cast<std::size_t>(e) + 1]; ++row) {
+      s.of_row[0][static_cast<std::size_t>(row)] = static_cast<float>(e) + 0.5f;
+      s.of_row[1][static_cast<std::size_t>(row)] = -static_cast<float>(e);
+    }
+  }
   return s;
 }
 
@@ -71,6 +92,8 @@ void expect_same(const Sorted& got, const Sorted& want) {
   EXPECT_TRUE(same_bytes(got.row_to_token, want.row_to_token));
   EXPECT_TRUE(same_bytes(got.row_to_slot, want.row_to_slot));
   EXPECT_TRUE(same_bytes(got.slot_to_row, want.slot_to_row));
+  EXPECT_TRUE(same_bytes(got.of_row[0], want.of_row[0]));
+  EXPECT_TRUE(same_bytes(got.of_row[1], want.of_row[1]));
 }
 
 class SortTest : public GpuTest {};

@@ -1,5 +1,7 @@
 #include "cuda/sm90/host_operands.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace megamoe::sm90 {
@@ -8,14 +10,22 @@ void no_fp8() {
   fail(ErrorCode::kUnsupported, "the hopper backend runs bf16 and nvfp4 activations, got fp8");
 }
 
+namespace {
+
+// Bytes from row to row of BF16; a single row may come with any stride.
+std::size_t pitch(const ActivationRows& rows) {
+  return static_cast<std::size_t>(std::max(rows.row_stride, rows.cols)) * sizeof(bf16);
+}
+
+}  // namespace
+
 DeviceRows::DeviceRows(const ActivationRows& host, bool input) : rows(host) {
   rows.row_stride = host.cols;
   switch (host.format) {
     case ActivationFormat::kBf16:
       values_ = cuda::DeviceArray<bf16>(host.rows * host.cols);
       if (input && host.rows > 0) {
-        cuda::cuda_check(cudaMemcpy2D(values_.data(), row_bytes(), host.values,
-                                      static_cast<std::size_t>(host.row_stride) * sizeof(bf16), row_bytes(),
+        cuda::cuda_check(cudaMemcpy2D(values_.data(), row_bytes(), host.values, pitch(host), row_bytes(),
                                       static_cast<std::size_t>(host.rows), cudaMemcpyHostToDevice),
                          "copying to the GPU");
       }
@@ -35,10 +45,9 @@ DeviceRows::DeviceRows(const ActivationRows& host, bool input) : rows(host) {
 void DeviceRows::to_host(const ActivationRows& host) const {
   if (host.rows == 0) return;
   if (host.format == ActivationFormat::kBf16) {
-    cuda::cuda_check(
-        cudaMemcpy2D(host.values, static_cast<std::size_t>(host.row_stride) * sizeof(bf16), values_.data(),
-                     row_bytes(), row_bytes(), static_cast<std::size_t>(host.rows), cudaMemcpyDeviceToHost),
-        "copying from the GPU");
+    cuda::cuda_check(cudaMemcpy2D(host.values, pitch(host), values_.data(), row_bytes(), row_bytes(),
+                                  static_cast<std::size_t>(host.rows), cudaMemcpyDeviceToHost),
+                     "copying from the GPU");
   } else {
     sm90::to_host(codes_, host.codes, codes_.count());
     sm90::to_host(block_scales_, host.block_scales, block_scales_.count());

@@ -1,6 +1,7 @@
 #include "cuda/sm90/pack.h"
 
 #include "cuda/gpu_test.h"
+#include "cuda/sm90/packed_weights.h"
 
 namespace megamoe::sm90 {
 namespace {
@@ -86,6 +87,47 @@ TEST_F(PackTest, EqualsTheHostAndUnpacks) {
         }
       }
     }
+  }
+}
+
+// Fourteen experts fill a staging buffer; each buffer is used twice.
+TEST_F(PackTest, WeightsComeThroughTheStagingBuffers) {
+  constexpr std::int64_t kExperts = 44, kRows = 1024, kCols = 2048;
+  Random random(2);
+  std::vector<std::vector<std::uint8_t>> bytes;
+  std::vector<WeightMatrix> matrices;
+  std::vector<float> tensor_scales;
+  for (std::int64_t i = 0; i < 2 * kExperts; ++i) {
+    // Random bytes cost time: some, repeated at an odd distance.
+    const std::vector<std::uint8_t> pool = random_bytes(random, 4099);
+    std::vector<std::uint8_t> codes(kRows * kCols / 2), scales(kRows * kCols / 16);
+    for (std::size_t j = 0; j < codes.size(); ++j) codes[j] = pool[j % pool.size()];
+    for (std::size_t j = 0; j < scales.size(); ++j)
+      scales[j] = static_cast<std::uint8_t>(0x20 + pool[j % 4093] % 0x40);
+    bytes.push_back(std::move(codes));
+    bytes.push_back(std::move(scales));
+    tensor_scales.push_back(0.25f + static_cast<float>(i));
+    WeightMatrix matrix{.format = WeightFormat::kNvfp4, .rows = kRows, .cols = kCols};
+    matrix.codes = bytes[bytes.size() - 2].data();
+    matrix.scales = bytes.back().data();
+    matrix.tensor_scale = tensor_scales.back();
+    matrices.push_back(matrix);
+  }
+  std::vector<const WeightMatrix*> pointers;
+  for (const WeightMatrix& matrix : matrices) pointers.push_back(&matrix);
+  const PackedWeights got = load_weights(WeightRole::kGateUp, pointers);
+  EXPECT_EQ(got.scales.download(), tensor_scales);
+  const std::int64_t size = packed_bytes(WeightRole::kGateUp, kRows, kCols);
+  ASSERT_EQ(got.packed.bytes(), kExperts * size);
+  const std::vector<std::uint8_t> packed = got.packed.download();
+  for (const std::int64_t e : {0, 13, 14, 27, 28, 41, 42, 43}) {
+    const WeightMatrix &gate = matrices[static_cast<std::size_t>(2 * e)],
+                       &up = matrices[static_cast<std::size_t>(2 * e + 1)];
+    std::vector<std::uint8_t> want(static_cast<std::size_t>(size));
+    pack_weights(WeightRole::kGateUp, {{gate.codes, up.codes}, {gate.scales, up.scales}, kRows, kCols},
+                 want.data());
+    const std::vector<std::uint8_t> own(packed.begin() + e * size, packed.begin() + (e + 1) * size);
+    EXPECT_TRUE(cuda::same_bytes(own, want)) << "expert " << e;
   }
 }
 
