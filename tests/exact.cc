@@ -129,7 +129,8 @@ struct HRange {
 HRange activate(const ActivationConfig& config, Range gate, Range up) {
   if (config.kind == Activation::kRelu2) {
     const Range r{std::max(up.low, 0.0), std::max(up.high, 0.0)};
-    return {{0, 0}, widen(product(r, r), 2, 0x1p-149)};
+    const Range h = widen(product(r, r), 2, 0x1p-149);
+    return {{0, 0}, {r.low == 0 ? 0 : h.low, r.high == 0 ? 0 : h.high}};
   }
   if (config.kind != Activation::kSwiGlu) {
     const double limit = config.limit;
