@@ -316,7 +316,7 @@ std::function<int()> add_bench(CLI::App& app) {
                  "how tokens spread over experts: uniform (default), zipf, or one: all to one");
   app.add_option("--experts", options->experts, "only so many of each model's experts");
   app.add_option("--x-scale", options->x_scale,
-                 "nvfp4: tensor scale of x: layer-max (default), static, token or tensor");
+                 "nvfp4: tensor scale of x: layer-max (default), static or token");
   app.add_option("--backend", options->backend, "what to run on (see megamoe backends)");
   app.add_option("--repeat", options->repeat,
                  "measurements, of which the median counts (default: as many as half a second takes)");

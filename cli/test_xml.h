@@ -1,23 +1,34 @@
 // test_xml.h: whether an image is XML that any viewer takes.
 #pragma once
 
+#include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace megamoe::testing {
 
-// How often each element occurs, and under "" the text outside of tags. Throws std::runtime_error where tags
-// do not nest, attributes are not quoted or occur twice, or a character is not escaped. Knows no comments,
-// declarations or CDATA.
+// Elements in the order in which they begin, and the text outside of tags.
 struct Xml {
-  std::map<std::string, int> elements;
+  struct Element {
+    std::string name;
+    std::map<std::string, std::string> attributes;
+  };
+  std::vector<Element> elements;
   std::string text;
+
+  std::int64_t count(std::string_view name) const {
+    return std::count_if(elements.begin(), elements.end(), [&](const Element& e) { return e.name == name; });
+  }
 };
 
+// Throws std::runtime_error where tags do not nest, attributes are not quoted or occur twice, or a character
+// is not escaped. Knows no comments, declarations or CDATA.
 inline Xml parse_xml(std::string_view in) {
   Xml out;
   std::vector<std::string> open;
@@ -62,9 +73,7 @@ inline Xml parse_xml(std::string_view in) {
       continue;
     }
     check(!open.empty() || out.elements.empty(), "a second root");
-    const std::string element = name();
-    ++out.elements[element];
-    std::map<std::string, std::string> attributes;
+    Xml::Element element{name(), {}};
     for (skip_space(); at < in.size() && in[at] != '>' && in[at] != '/'; skip_space()) {
       const std::string attribute = name();
       check(in.substr(at).starts_with("=\""), "a value without quotes");
@@ -73,13 +82,14 @@ inline Xml parse_xml(std::string_view in) {
       while (at < in.size() && in[at] != '"') value += character();
       check(at < in.size(), "an unfinished value");
       ++at;
-      check(attributes.emplace(attribute, value).second, "a second " + attribute);
+      check(element.attributes.emplace(attribute, value).second, "a second " + attribute);
     }
     const bool empty = at < in.size() && in[at] == '/';
     if (empty) ++at;
     check(at < in.size() && in[at] == '>', "an unfinished tag");
     ++at;
-    if (!empty) open.push_back(element);
+    if (!empty) open.push_back(element.name);
+    out.elements.push_back(std::move(element));
   }
   check(open.empty() && !out.elements.empty(), "an unclosed element");
   return out;

@@ -246,7 +246,7 @@ TEST_F(CliTest, BenchTimesALayer) {
     }
   }
   const testing::Xml image = testing::parse_xml(testing::read_bytes(path("t.svg")));
-  EXPECT_EQ(image.elements.at("polyline"), 3);
+  EXPECT_EQ(image.count("polyline"), 3);
   for (const char* text :
        {"glm-4.7-flash", "4 of its 64 experts", "bf16 activations", "nvfp4 activations", "floor"}) {
     EXPECT_NE(image.text.find(text), std::string::npos) << text;
@@ -276,6 +276,7 @@ TEST_F(CliTest, BenchRefusesWhatItCannotTime) {
            {"--activations int4", 1, "int4"},
            {"--routing sideways", 1, "uniform, zipf or one"},
            {"--x-scale sometimes", 1, "sometimes"},
+           {"--x-scale tensor", 1, "got tensor"},
            {"--experts 0", 1, "--experts"},
            {"--experts 7", 1, "8 to 128 experts, got 7"},
            {"--experts 129", 1, "got 129"},

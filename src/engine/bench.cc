@@ -38,6 +38,10 @@ void check_options(const BenchOptions& options) {
     fail(ErrorCode::kInvalidArgument, "the number of measurements must be 0 (automatic) or more, got {}",
          options.repeat);
   }
+  if (options.x_scale == ScaleSource::kDynamicTensor) {  // of all tokens: no row could be checked on its own
+    fail(ErrorCode::kInvalidArgument, "a layer is timed with x scales static, layer-max or token, got {}",
+         to_string(options.x_scale));
+  }
   for (const std::int64_t tokens : options.tokens) {
     if (tokens < 1)
       fail(ErrorCode::kInvalidArgument, "the number of tokens must be 1 or more, got {}", tokens);

@@ -19,7 +19,7 @@ struct BenchOptions {
   std::string backend;               // as MoeLayerOptions
   std::int64_t experts = 0;          // as many of each model's experts, or 0 for all
   RoutingKind routing = RoutingKind::kUniform;
-  ScaleSource x_scale = ScaleSource::kStaticLayerMax;  // nvfp4
+  ScaleSource x_scale = ScaleSource::kStaticLayerMax;  // nvfp4; any but kDynamicTensor
   int repeat = 0;  // measurements of each; 0: as many as half a second takes
 };
 

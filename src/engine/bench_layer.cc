@@ -20,9 +20,9 @@ constexpr std::size_t kMaxPasses = 64;
 constexpr double kSeconds = 0.5;  // that the measurements of one result take where nobody says how many
 constexpr std::size_t kFewest = 3, kMost = 100;
 
-// The reference spends this many multiply-adds on the rows that are held against it.
+// The reference spends so many multiply-adds, or what the fewest rows take, on what is held against it.
 constexpr std::int64_t kCheckedWork = 300'000'000;
-constexpr std::int64_t kMostCheckedRows = 4;
+constexpr std::int64_t kFewestCheckedRows = 2, kMostCheckedRows = 4;
 // The largest relative L2 difference to the reference. Sums in another order are equal to some 2^-20, so that
 // y differs where they round it to the other side: 2^-8 of the element at most, in BF16.
 constexpr double kTolerance = 0x1p-8;
@@ -162,7 +162,7 @@ void LayerBench::check_rows(const std::vector<bf16>& y, BenchResult& result) con
   const std::int64_t hidden = config.hidden;
   const std::int64_t row_work = checked_mul(hidden * config.intermediate, matrices_of(config) * config.top_k);
   const std::int64_t count =
-      std::min(result.tokens, std::clamp<std::int64_t>(kCheckedWork / row_work, 1, kMostCheckedRows));
+      std::min(result.tokens, std::clamp(kCheckedWork / row_work, kFewestCheckedRows, kMostCheckedRows));
   LayerWeights part = weights_;
   part.experts.clear();
   std::map<std::int32_t, std::int32_t> renamed;

@@ -39,6 +39,7 @@ struct BenchResult {
 
 class LayerBench {
  public:
+  // Rows of y must not depend on other tokens: no dynamic scale of all of them (ScaleSource::kDynamicTensor).
   // `target` must outlive this object; its caches hold `cache_bytes`. `repeat` measurements of each number of
   // tokens, or with 0 as many as half a second takes.
   LayerBench(LayerWeights weights, const MoeLayerOptions& options, RoutingKind routing, int repeat,

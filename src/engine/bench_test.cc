@@ -387,6 +387,8 @@ TEST(Bench, RefusesBeforeItMeasures) {
   refuses(bad, ErrorCode::kInvalidArgument, "8 to 128 experts, got 7");
   bad = good, bad.experts = 129;
   refuses(bad, ErrorCode::kInvalidArgument, "8 to 128 experts, got 129");
+  bad = good, bad.x_scale = ScaleSource::kDynamicTensor;
+  refuses(bad, ErrorCode::kInvalidArgument, "got tensor");
   bad = good, bad.backend = "abacus";
   refuses(bad, ErrorCode::kNotFound, "abacus");
 }
