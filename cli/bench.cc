@@ -206,8 +206,9 @@ std::string to_text(const BenchReport& report, const Options& options) {
   if (warm) text += "warm: too few experts to push their weights out of the cache between two uses\n";
   text += fmt::format(
       "checked before timing: finite outputs, equal bits of two passes, {}\n",
-      checked == 0 ? "nothing against ref, which is what was timed"
-                   : fmt::format("{} rows against ref (largest relative difference {:.2g})", checked, error));
+      checked == 0
+          ? "nothing held against ref, which is what was timed"
+          : fmt::format("rows held against ref: {} (largest relative difference {:.2g})", checked, error));
   if (!options.svg.empty()) text += fmt::format("wrote {}\n", one_line(options.svg));
   return text;
 }
