@@ -8,5 +8,6 @@ install(DIRECTORY include/megamoe TYPE INCLUDE COMPONENT library)
 install(EXPORT megamoe NAMESPACE megamoe:: FILE megamoe-targets.cmake DESTINATION ${package_dir} COMPONENT library)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/megamoe-config-version.cmake
                                  COMPATIBILITY SameMinorVersion)
-install(FILES cmake/megamoe-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/megamoe-config-version.cmake
+configure_file(cmake/megamoe-config.cmake.in megamoe-config.cmake @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/megamoe-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/megamoe-config-version.cmake
         DESTINATION ${package_dir} COMPONENT library)
