@@ -54,7 +54,7 @@ print(s.submodule_search_locations[0] if s else '', end='')"
   find_path(MEGAMOE_CUTLASS_INCLUDE cute/arch/mma_sm90_gmma.hpp PATHS ${hints} NO_DEFAULT_PATH NO_CACHE)
   if(NOT MEGAMOE_CUTLASS_INCLUDE)
     message(FATAL_ERROR "The Hopper kernels need CUTLASS's headers, at least 4.2: pass -DCUTLASS_DIR=<folder with "
-                        "include/cute>, or install the Python package (pip install nvidia-cutlass==4.2.0.0)")
+                        "include/cute>; tools/fetch_cutlass.sh fetches them and prints their folder")
   endif()
   file(STRINGS ${MEGAMOE_CUTLASS_INCLUDE}/cutlass/version.h version REGEX "#define CUTLASS_(MAJOR|MINOR) ")
   string(REGEX REPLACE "[^0-9;]" "" version "${version}")

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs the Debian/Ubuntu packages the build needs, if any is missing.
 #   tools/install_dependencies.sh          to build, run and test
-#   tools/install_dependencies.sh --dev    and for sanitizers, fuzzing and the linter
+#   tools/install_dependencies.sh --dev    and for sanitizers, fuzzing, the linter and tools/fetch_cutlass.sh
 set -euo pipefail
 
 packages=(g++ cmake ninja-build make libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev)
 dev_packages=(clang clang-format clang-tidy libomp-dev libclang-rt-dev python3)
+python3 -m pip --version >/dev/null 2>&1 || dev_packages+=(python3-pip)  # a pip from elsewhere does as well
 case "${1:-}" in
   "") ;;
   --dev) packages+=("${dev_packages[@]}") ;;
