@@ -280,8 +280,7 @@ class LayerBuilder {
       fail(ErrorCode::kInvalidFile, "{}: expected the shape [{}]", named(*tensor),
            fmt::join(shapes.front(), ", "));
     }
-    const DType dtype = tensor->info->dtype;
-    if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+    if (!is_float(tensor->info->dtype)) {
       fail(ErrorCode::kUnsupported, "{}: expected F32, F16 or BF16", named(*tensor));
     }
     return tensor;

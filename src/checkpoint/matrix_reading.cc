@@ -8,8 +8,6 @@
 namespace megamoe {
 namespace {
 
-bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16; }
-
 // The one of `choices` that is there; null if none; an error if several are.
 const TensorRef* one_of(const MatrixParts& parts, std::initializer_list<TensorPart> choices) {
   const TensorRef* found = nullptr;

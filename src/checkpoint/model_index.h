@@ -31,6 +31,10 @@ enum class Encoding {
   kFp8Tensor,  // E4M3, one FP32 per tensor or per row; multiplies
 };
 inline constexpr std::int64_t kFp8Block = 128;  // rows and columns under one scale of Encoding::kFp8Block
+// The types of dense matrices, biases and routers.
+constexpr bool is_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
 std::string_view to_string(Encoding encoding);  // "dense", "nvfp4", "mxfp4", "fp8-block", "fp8"
 
 // The families of names that expert tensors come in.

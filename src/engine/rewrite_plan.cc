@@ -48,8 +48,6 @@ const ExpertMatrix* scale_partner(const std::array<std::optional<ExpertMatrix>, 
   return partner ? &*partner : nullptr;
 }
 
-bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
-
 bool is_nvfp4_of(const ExpertMatrix& m, Family family) {
   return m.encoding == Encoding::kNvfp4 && m.reciprocal == (family == Family::kCompressedTensors);
 }
