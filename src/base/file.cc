@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 
 #include "base/check.h"
 
@@ -14,12 +14,6 @@ namespace megamoe {
 namespace {
 
 namespace fs = std::filesystem;
-
-[[noreturn]] void fail_errno(const char* what, const fs::path& path, int error) {
-  const bool absent = error == ENOENT || error == ENOTDIR;
-  fail(absent ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot {} {}: {}", what, path.string(),
-       std::strerror(error));
-}
 
 // A regular file opened to read, and its size.
 struct OpenFile {
@@ -30,9 +24,12 @@ struct OpenFile {
 OpenFile open_regular(const fs::path& path) {
   // Without O_NONBLOCK a FIFO would block here instead of being refused below.
   OpenFile file{FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
-  if (file.descriptor.get() < 0) fail_errno("open", path, errno);
+  if (file.descriptor.get() < 0) {
+    const bool absent = errno == ENOENT || errno == ENOTDIR;
+    fail_errno("open", path, absent ? ErrorCode::kNotFound : ErrorCode::kIo);
+  }
   struct stat status;
-  if (::fstat(file.descriptor.get(), &status) != 0) fail_errno("examine", path, errno);
+  if (::fstat(file.descriptor.get(), &status) != 0) fail_errno("examine", path);
   if (!S_ISREG(status.st_mode)) {
     fail(ErrorCode::kInvalidArgument, "expected {} to be a regular file, got {}", path.string(),
          S_ISDIR(status.st_mode) ? "a directory" : "something else");
@@ -46,11 +43,16 @@ fs::path temporary_beside(const fs::path& path) { return path.string() + fmt::fo
 
 FileDescriptor create(const fs::path& path) {
   FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (file.get() < 0) fail(ErrorCode::kIo, "cannot create {}: {}", path.string(), std::strerror(errno));
+  if (file.get() < 0) fail_errno("create", path);
   return file;
 }
 
 }  // namespace
+
+void fail_errno(const char* what, const fs::path& path, ErrorCode code) {
+  const int error = errno;  // before anything else can change it
+  fail(code, "cannot {} {}: {}", what, path.string(), std::generic_category().message(error));
+}
 
 FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -61,7 +63,7 @@ MappedFile::MappedFile(const fs::path& path) {
   if (file.bytes == 0) return;  // mmap refuses a length of 0
   size_ = static_cast<std::size_t>(file.bytes);
   void* data = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.descriptor.get(), 0);
-  if (data == MAP_FAILED) fail_errno("map", path, errno);
+  if (data == MAP_FAILED) fail_errno("map", path);
   data_ = static_cast<const std::byte*>(data);
 }
 
@@ -89,7 +91,7 @@ std::string read_text_file(const fs::path& path, std::int64_t max_bytes) {
   while (done < text.size()) {
     const ssize_t got = ::read(file.descriptor.get(), text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_errno("read", path, errno);
+    if (got < 0) fail_errno("read", path);
     if (got == 0) break;  // the file became shorter meanwhile
     done += static_cast<std::size_t>(got);
   }
@@ -102,7 +104,7 @@ void write_at(const FileDescriptor& file, const fs::path& path, std::span<const 
   while (!data.empty()) {
     const ssize_t put = ::pwrite(file.get(), data.data(), data.size(), offset);
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail(ErrorCode::kIo, "cannot write {}: {}", path.string(), std::strerror(errno));
+    if (put < 0) fail_errno("write", path);
     data = data.subspan(static_cast<std::size_t>(put));
     offset += put;
   }
@@ -113,7 +115,7 @@ void sync_directory_of(const fs::path& path) {
   const FileDescriptor directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems cannot flush a directory (EINVAL): nothing more can be done there.
   if (directory.get() < 0 || (::fsync(directory.get()) != 0 && errno != EINVAL)) {
-    fail(ErrorCode::kIo, "cannot flush the directory {}: {}", parent.string(), std::strerror(errno));
+    fail_errno("flush the directory", parent);
   }
 }
 
@@ -132,14 +134,9 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
     {
       const FileDescriptor file = create(temporary);
       write_at(file, temporary, std::as_bytes(std::span(content)), 0);
-      if (::fsync(file.get()) != 0) {
-        fail(ErrorCode::kIo, "cannot flush {}: {}", temporary.string(), std::strerror(errno));
-      }
+      if (::fsync(file.get()) != 0) fail_errno("flush", temporary);
     }
-    if (::rename(temporary.c_str(), path.c_str()) != 0) {
-      fail(ErrorCode::kIo, "cannot rename {} to {}: {}", temporary.string(), path.string(),
-           std::strerror(errno));
-    }
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_errno("rename to", path);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "megamoe/error.h"
+
 namespace megamoe {
 
 // Owns an open file descriptor; -1 is none.
@@ -26,6 +28,10 @@ class FileDescriptor {
  private:
   int fd_;
 };
+
+// Throws `code` with "cannot <what> <path>: " and what errno stands for.
+[[noreturn]] void fail_errno(const char* what, const std::filesystem::path& path,
+                             ErrorCode code = ErrorCode::kIo);
 
 // A regular file mapped read-only. Empty files are fine (no bytes).
 class MappedFile {

@@ -28,10 +28,6 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kAlignment = 8;
 
-[[noreturn]] void fail_errno(const char* what, const fs::path& path) {
-  fail(ErrorCode::kIo, "cannot {} {}: {}", what, path.string(), std::strerror(errno));
-}
-
 void flush(const FileDescriptor& file, const fs::path& path) {
   if (::fdatasync(file.get()) != 0) fail_errno("flush", path);
 }

@@ -22,10 +22,6 @@ void check(const std::error_code& error, const char* what, const fs::path& path)
   if (error) fail(ErrorCode::kIo, "cannot {} {}: {}", what, path.string(), error.message());
 }
 
-[[noreturn]] void fail_errno(const char* what, const fs::path& path) {
-  fail(ErrorCode::kIo, "cannot {} {}: {}", what, path.string(), std::generic_category().message(errno));
-}
-
 bool is_there(const fs::path& path) {
   std::error_code error;
   const bool there = fs::exists(path, error);
