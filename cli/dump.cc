@@ -63,8 +63,13 @@ void write_tensors(const std::filesystem::path& path, const std::vector<DumpedTe
   const std::string recipe =
       fmt::format("dump {} {}", getpid(), std::chrono::system_clock::now().time_since_epoch().count());
   SafetensorsWriter writer(path, plan, {}, recipe);
-  for (const DumpedTensor& tensor : tensors) writer.write(tensor.data);
-  writer.finish();
+  try {
+    for (const DumpedTensor& tensor : tensors) writer.write(tensor.data);
+    writer.finish();
+  } catch (...) {
+    writer.discard();
+    throw;
+  }
 }
 
 std::string stages_text(const std::vector<DumpedTensor>& stages) {

@@ -411,6 +411,10 @@ TEST_F(CliTest, RefusesOutputsThatCannotBeWritten) {
   const std::string tail = fmt::format("{} --activations {} --layer 0 ", kModel, kActivations);
   expect_refused("calibrate " + tail + "-o /no/such/dir/s.json --json", 1, "/no/such/dir");
   expect_refused("run " + tail + "--tokens 1 --save /no/such/dir/y.safetensors --json", 1, "/no/such/dir");
+  std::filesystem::create_directory(dir_ / "folder");
+  expect_refused("run " + tail + "--tokens 1 --save " + path("folder"), 1, "folder");
+  EXPECT_FALSE(std::filesystem::exists(path("folder") + ".partial"));
+  EXPECT_FALSE(std::filesystem::exists(path("folder") + ".journal"));
   testing::write_bytes(dir_ / "file", "");
   expect_refused("run " + tail + "--tokens 1 --dump " + path("file") + " --json", 1, "file");
   expect_refused(fmt::format("verify {} {} --html /no/such/dir/r.html --json", kModel, kModel), 1,

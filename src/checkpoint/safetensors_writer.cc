@@ -27,10 +27,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kAlignment = 8;
+constexpr std::string_view kJournalTitle = "megamoe journal 1, recipe ";
 
 void flush(const FileDescriptor& file, const fs::path& path) {
   if (::fdatasync(file.get()) != 0) fail_errno("flush", path);
 }
+
+fs::path partial_of(const fs::path& path) { return path.string() + ".partial"; }
+fs::path journal_of(const fs::path& path) { return path.string() + ".journal"; }
 
 // FNV-1a, 64 bits: tells recipes apart, not adversaries.
 std::uint64_t hash(std::string_view text, std::uint64_t state = 0xCBF29CE484222325u) {
@@ -238,17 +242,16 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<PlannedTe
   for (std::int64_t& offset : s.offsets) offset += std::ssize(s.start);
   s.plan = std::move(plan);
   s.path = path;
-  s.partial_path = path.string() + ".partial";
-  s.journal_path = path.string() + ".journal";
-  s.journal_title = fmt::format("megamoe journal 1, recipe {:016x}\n", hash(recipe, hash(s.start)));
+  s.partial_path = partial_of(path);
+  s.journal_path = journal_of(path);
+  s.journal_title = fmt::format("{}{:016x}\n", kJournalTitle, hash(recipe, hash(s.start)));
   s.flush_bytes = flush_bytes;
   s.partial = open_alone(s.partial_path);
   if (s.resume()) return;
   try {
     s.start_anew();
   } catch (...) {
-    ::unlink(s.partial_path.c_str());
-    ::unlink(s.journal_path.c_str());
+    discard();
     throw;
   }
 }
@@ -297,6 +300,23 @@ void SafetensorsWriter::finish() {
   s.finished = true;
   sync_directory_of(s.path);
   if (::unlink(s.journal_path.c_str()) != 0 && errno != ENOENT) fail_errno("remove", s.journal_path);
+}
+
+void SafetensorsWriter::discard() {
+  if (!state_->finished) {
+    ::unlink(state_->journal_path.c_str());
+    ::unlink(state_->partial_path.c_str());
+  }
+  state_.reset();
+}
+
+void remove_stale_journal(const fs::path& path) {
+  const fs::path journal = journal_of(path);
+  std::error_code ignored;
+  // A journal beside a partial file belongs to that.
+  if (!fs::is_regular_file(journal, ignored) || fs::exists(partial_of(path), ignored)) return;
+  if (!read_text_file(journal).starts_with(kJournalTitle)) return;
+  if (::unlink(journal.c_str()) != 0 && errno != ENOENT) fail_errno("remove", journal);
 }
 
 }  // namespace megamoe

@@ -38,7 +38,8 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::filesystem::path& path, std::vector<PlannedTensor> plan,
                     const std::map<std::string, std::string>& metadata, const std::string& recipe,
                     std::int64_t flush_bytes = 64LL << 20);
-  ~SafetensorsWriter();  // without finish(): leaves the partial file and journal for the next run
+  ~SafetensorsWriter();  // without finish() or discard(): leaves the partial file and journal for the next
+                         // run
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
 
   // How many tensors of the plan are already there from an earlier run.
@@ -48,10 +49,16 @@ class SafetensorsWriter {
   void write(std::span<const std::byte> data);
   // All tensors written: flushes, renames to `path` (over what is there), removes the journal.
   void finish();
+  // For work that nobody will continue: removes the partial file and its journal. Nothing may be called
+  // after.
+  void discard();
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Removes the journal beside the whole file `path` that a run left which was killed at the end of finish().
+void remove_stale_journal(const std::filesystem::path& path);
 
 }  // namespace megamoe

@@ -341,6 +341,28 @@ TEST_F(Writer, RefusesPlacesItCannotWriteTo) {
   write_some(writer, std::ssize(plan_));
   expect_error(ErrorCode::kIo, {"rename"}, [&] { writer.finish(); });
   EXPECT_TRUE(fs::exists(path_.string() + ".partial")) << "the work must not be lost";
+  writer.discard();
+  EXPECT_FALSE(fs::exists(path_.string() + ".partial") || fs::exists(path_.string() + ".journal"));
+}
+
+TEST_F(Writer, AJournalBesideAWholeFileIsRemoved) {
+  const fs::path journal = path_.string() + ".journal";
+  std::string stale;
+  {
+    SafetensorsWriter writer = open();
+    write_some(writer, std::ssize(plan_));
+    remove_stale_journal(path_);
+    ASSERT_TRUE(fs::exists(journal)) << "it belongs to the partial file";
+    stale = read_bytes(journal);
+    writer.finish();
+  }
+  testing::write_bytes(journal, stale);  // as a kill behind the rename leaves it
+  remove_stale_journal(path_);
+  EXPECT_FALSE(fs::exists(journal));
+  remove_stale_journal(path_);
+  testing::write_bytes(journal, "dear diary");
+  remove_stale_journal(path_);
+  EXPECT_TRUE(fs::exists(journal)) << "it is somebody else's";
 }
 
 }  // namespace

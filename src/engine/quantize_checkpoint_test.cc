@@ -467,7 +467,7 @@ TEST(QuantizeCheckpoint, WhatIsNvfp4AlreadyIsRefused) {
                [&] { quantize_checkpoint(dir / "out", dir / "again", {}); });
 }
 
-TEST(QuantizeCheckpoint, ANanInTheWeightsIsNamedAndNothingIsLeftWhole) {
+TEST(QuantizeCheckpoint, ANanInTheWeightsIsNamedAndNothingIsLeft) {
   const TempDir dir;
   auto tensors = testing::plain_tensors(1, Layout::kPerExpert);
   for (auto& t : testing::expert_tensors(0, Layout::kPerExpert)) {
@@ -475,9 +475,36 @@ TEST(QuantizeCheckpoint, ANanInTheWeightsIsNamedAndNothingIsLeftWhole) {
     tensors.push_back(t);
   }
   testing::write_safetensors(dir / "src.safetensors", tensors);
-  expect_error(ErrorCode::kInvalidFile, {"experts.7.up_proj", "1 blocks"},
-               [&] { quantize_checkpoint(dir / "src.safetensors", dir / "out", {}); });
-  EXPECT_FALSE(fs::exists(dir / "out"));
+  // It would come again, so there is nothing to continue.
+  for (const char* out : {"out", "out.safetensors"}) {
+    expect_error(ErrorCode::kInvalidFile, {"experts.7.up_proj", "1 blocks"},
+                 [&] { quantize_checkpoint(dir / "src.safetensors", dir / out, {}); });
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1) << out;
+  }
+}
+
+TEST(QuantizeCheckpoint, KilledAtTheEndOfAFileItLeavesNoJournal) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert, true);
+  quantize_checkpoint(dir / "src", dir / "whole", {});
+  const std::string stale = "megamoe journal 1, recipe 0123456789abcdef\n";
+  const fs::path shard = dir / "out.partial/model-00001-of-00002.safetensors";
+  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {},
+                                   [&](const Progress&) {
+                                     if (fs::exists(shard)) throw std::runtime_error("stopped");
+                                   }),
+               std::runtime_error);
+  testing::write_bytes(shard.string() + ".journal", stale);
+  quantize_checkpoint(dir / "src", dir / "out", {});
+  EXPECT_TRUE(files_of(dir / "out") == files_of(dir / "whole"));
+
+  write_model(dir / "one", 1, Layout::kPerExpert);
+  const fs::path out = dir / "out.safetensors";
+  testing::write_bytes(out, "whole");
+  testing::write_bytes(out.string() + ".journal", stale);
+  expect_error(ErrorCode::kInvalidArgument, {"exists already"},
+               [&] { quantize_checkpoint(dir / "one/model.safetensors", out, {}); });
+  EXPECT_FALSE(fs::exists(out.string() + ".journal"));
 }
 
 TEST(QuantizeCheckpoint, ADeadExpertGetsFiniteScales) {

@@ -152,9 +152,19 @@ void run_job(const Job& job, const LinearFormat& format, std::int64_t skip, Safe
   }
 }
 
-void write_shard(const Shard& shard, const fs::path& path, const LinearFormat& format,
-                 const std::string& recipe, Reporter& reporter, RewriteReport& report) {
-  SafetensorsWriter writer(path, shard.plan(), shard.source->metadata(), recipe);
+// Calls `work`. An error that lies in the source would come again: nothing is then kept for another run.
+template <class Output, class Work>
+void write_or_discard(Output& output, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInvalidFile || error.code() == ErrorCode::kUnsupported) output.discard();
+    throw;
+  }
+}
+
+void write_jobs(const Shard& shard, const LinearFormat& format, SafetensorsWriter& writer, Reporter& reporter,
+                RewriteReport& report) {
   std::int64_t there = writer.completed();
   report.resumed_tensors += there;
   for (const Job& job : shard.jobs) {
@@ -166,6 +176,28 @@ void write_shard(const Shard& shard, const fs::path& path, const LinearFormat& f
     reporter.done(job.source_bytes, job.outputs.front().name);
   }
   writer.finish();
+}
+
+void write_shard(const Shard& shard, const fs::path& path, const LinearFormat& format,
+                 const std::string& recipe, Reporter& reporter, RewriteReport& report) {
+  SafetensorsWriter writer(path, shard.plan(), shard.source->metadata(), recipe);
+  write_or_discard(writer, [&] { write_jobs(shard, format, writer, reporter, report); });
+}
+
+void write_shards(const std::vector<Shard>& shards, const fs::path& directory, const LinearFormat& format,
+                  const std::string& recipe, Reporter& reporter, RewriteReport& report) {
+  for (const Shard& shard : shards) {
+    const fs::path path = directory / shard.name;
+    if (fs::exists(path)) {  // renamed to its name only when whole
+      remove_stale_journal(path);
+      std::int64_t bytes = 0;
+      for (const Job& job : shard.jobs) bytes += job.source_bytes;
+      report.resumed_tensors += static_cast<std::int64_t>(shard.plan().size());
+      reporter.done(bytes, shard.name);
+    } else {
+      write_shard(shard, path, format, recipe, reporter, report);
+    }
+  }
 }
 
 void write_json(const fs::path& path, const json& value) {
@@ -243,6 +275,7 @@ void write_single_file(const std::vector<Shard>& shards, const LinearFormat& for
                        const fs::path& destination, bool overwrite, const std::string& recipe,
                        Reporter& reporter, RewriteReport& report) {
   if (fs::exists(destination) && !overwrite) {
+    remove_stale_journal(destination);
     fail(ErrorCode::kInvalidArgument, "{} exists already; it is replaced only if overwriting is asked for",
          destination.string());
   }
@@ -255,17 +288,8 @@ void write_directory(const RewritePlan& plan, const std::vector<Shard>& shards,
                      const std::string& recipe, Reporter& reporter, RewriteReport& report) {
   const Checkpoint& checkpoint = *plan.model().checkpoint;
   StagedOutput output(destination, overwrite, recipe);
-  for (const Shard& shard : shards) {
-    const fs::path path = output.directory() / shard.name;
-    if (fs::exists(path)) {  // renamed to its name only when whole
-      std::int64_t bytes = 0;
-      for (const Job& job : shard.jobs) bytes += job.source_bytes;
-      report.resumed_tensors += static_cast<std::int64_t>(shard.plan().size());
-      reporter.done(bytes, shard.name);
-    } else {
-      write_shard(shard, path, plan.format(), recipe, reporter, report);
-    }
-  }
+  write_or_discard(
+      output, [&] { write_shards(shards, output.directory(), plan.format(), recipe, reporter, report); });
   if (checkpoint.has_index() || shards.size() > 1) {
     write_index(shards, report.output_bytes, output.directory());
   }

@@ -144,4 +144,9 @@ void StagedOutput::commit() {
   check(error, "remove", destination_ / kRecipeName);
 }
 
+void StagedOutput::discard() {
+  std::error_code ignored;  // what led here is what the user should read
+  fs::remove_all(staging_, ignored);
+}
+
 }  // namespace megamoe

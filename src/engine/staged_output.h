@@ -18,9 +18,11 @@ class StagedOutput {
   StagedOutput(const std::filesystem::path& destination, bool overwrite, const std::string& recipe);
 
   const std::filesystem::path& directory() const { return staging_; }  // where the files are made
-  // Moves the directory to its destination, in place of what was there. Without it everything stays for the
-  // next run.
+  // Moves the directory to its destination, in place of what was there. Without it or discard() everything
+  // stays for the next run.
   void commit();
+  // For work that nobody will continue: removes the directory. Nothing may be called after.
+  void discard();
 
  private:
   std::filesystem::path destination_;
