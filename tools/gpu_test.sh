@@ -9,6 +9,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 programs=${1:-$here/build/hopper}
 logs=${2:-$(mktemp -d)}
 mkdir -p "$logs"
+export LD_LIBRARY_PATH=$programs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 find_program() { find "$programs" -maxdepth 3 -type f -name "$1" -perm -u+x | head -n 1; }
 
 failed=0
@@ -33,6 +34,8 @@ if [ -z "$gpu_test" ]; then
   exit 2
 fi
 step "gpu_test" "$gpu_test" --gtest_brief=1
+engine_test=$(find_program engine_test)
+[ -z "$engine_test" ] || step "engine_test" "$engine_test" --gtest_brief=1 '--gtest_filter=LayerBenchTest*:BenchTargets*'
 step "first call captured" "$gpu_test" --gtest_brief=1 --gtest_filter='PassTest.IsCapturedByItsVeryFirstCall'
 conformance_test=$(find_program conformance_test)
 [ -z "$conformance_test" ] || step "conformance" "$conformance_test" --gtest_brief=1 --gtest_filter='*/hopper'
