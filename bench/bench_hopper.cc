@@ -166,6 +166,8 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
   const DeviceArray<float> y(rows * hidden);
 
   const bool nvfp4 = format == ActivationFormat::kNvfp4;
+  const cuda::DeviceBuffer workspace(std::max(sm90::gemm_workspace_bytes(format, tokens, hidden),
+                                              sm90::gemm_workspace_bytes(format, rows, intermediate)));
   sm90::Gemm1 first;
   first.in = {.weights = weights1.data(),
               .experts = experts,
@@ -181,7 +183,8 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
                          .codes = x_codes.data(),
                          .block_scales = x_scales.data(),
                          .scales = row_scales.data()},
-              .gather = gather.data()};
+              .gather = gather.data(),
+              .workspace = workspace.data()};
   first.weight_scales = scales.data();
   first.mode = nvfp4 ? L1Output::kNvfp4 : L1Output::kCompactBf16;
   first.out = {.format = format,
@@ -200,7 +203,8 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
                .offsets = device_offsets.data(),
                .max_rows = rows,
                .tokens = first.out,
-               .gather = nullptr};
+               .gather = nullptr,
+               .workspace = workspace.data()};
   second.weight_scales = scales.data();
   second.out = y.data();
 

@@ -177,11 +177,11 @@ __global__ void __launch_bounds__(kMaxThreads)
 
 template <bool kF32>
 __global__ void __launch_bounds__(256)
-    dequantize_kernel(const __grid_constant__ Nvfp4In x, std::int64_t all_blocks, std::int64_t blocks,
-                      uint4* out) {
+    dequantize_kernel(const __grid_constant__ Nvfp4In x, const __grid_constant__ RowCount rows,
+                      std::int64_t blocks, uint4* out) {
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= all_blocks) return;
-  const float g = x.tensor_scales[x.one_tensor_scale ? 0 : at / blocks];
+  if (at >= (rows.actual != nullptr ? *rows.actual : rows.most) * blocks) return;
+  const float g = x.tensor_scales == nullptr ? 1.0f : x.tensor_scales[x.one_tensor_scale ? 0 : at / blocks];
   const std::uint8_t byte = x.scales[at];
   float scale = scale_of_e4m3(byte & 0x7Fu);
   if ((byte & 0x7Fu) == kE4M3NaN) scale = __uint_as_float(0x7FC00000u);
@@ -262,12 +262,12 @@ cudaError_t swiglu_quantize(const ActivationConfig& activation, const bf16* gate
   return cudaErrorInvalidValue;
 }
 
-cudaError_t dequantize(const Nvfp4In& x, std::int64_t rows, std::int64_t cols, ElementType type, void* out,
+cudaError_t dequantize(const Nvfp4In& x, const RowCount& rows, std::int64_t cols, ElementType type, void* out,
                        cudaStream_t stream) {
   if (cols % kNvfp4Block != 0 || type == ElementType::kFp16) return cudaErrorInvalidValue;
   const std::int64_t blocks = cols / kNvfp4Block;
   const auto kernel = type == ElementType::kF32 ? dequantize_kernel<true> : dequantize_kernel<false>;
-  return launch(kernel, (rows * blocks + 255) / 256, 256, 0, stream, x, rows * blocks, blocks,
+  return launch(kernel, (rows.most * blocks + 255) / 256, 256, 0, stream, x, rows, blocks,
                 static_cast<uint4*>(out));
 }
 

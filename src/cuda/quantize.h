@@ -65,12 +65,12 @@ cudaError_t swiglu_quantize(const ActivationConfig& activation, const bf16* gate
 struct Nvfp4In {
   const std::uint8_t* codes = nullptr;   // [rows, cols / 2], 8-byte aligned
   const std::uint8_t* scales = nullptr;  // [rows, cols / 16]
-  const float* tensor_scales = nullptr;  // [rows], or [1]
+  const float* tensor_scales = nullptr;  // [rows], or [1]; null: 1, and a BF16 result is exact
   bool one_tensor_scale = false;
 };
 
 // Values [rows, cols], contiguous, 16-byte aligned; kFp16 is not made.
-cudaError_t dequantize(const Nvfp4In& x, std::int64_t rows, std::int64_t cols, ElementType type, void* out,
+cudaError_t dequantize(const Nvfp4In& x, const RowCount& rows, std::int64_t cols, ElementType type, void* out,
                        cudaStream_t stream);
 
 // Largest finite magnitude of each row -> amax [rows].

@@ -25,12 +25,17 @@ __device__ inline void cp_async_16(void* to_shared, const void* from_global, int
                : "memory");
 }
 
-// 16 bytes at a shared-memory address.
-__device__ inline uint4 load_shared(std::uint32_t address) {
+// 16 or 8 bytes at a shared-memory address.
+__device__ inline uint4 load_shared16(std::uint32_t address) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "r"(address));
+  return value;
+}
+__device__ inline uint2 load_shared8(std::uint32_t address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
   return value;
 }
 

@@ -2,6 +2,7 @@
 // CuTe's.
 #pragma once
 
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // every width, not only the round ones
 #include <cstdint>
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <utility>
@@ -20,21 +21,35 @@ struct WgmmaAtom;
   }
 MEGAMOE_WGMMA(8);
 MEGAMOE_WGMMA(16);
+MEGAMOE_WGMMA(24);
 MEGAMOE_WGMMA(32);
+MEGAMOE_WGMMA(48);
 MEGAMOE_WGMMA(64);
+MEGAMOE_WGMMA(80);
+MEGAMOE_WGMMA(96);
+MEGAMOE_WGMMA(112);
 MEGAMOE_WGMMA(128);
+MEGAMOE_WGMMA(144);
+MEGAMOE_WGMMA(160);
+MEGAMOE_WGMMA(176);
+MEGAMOE_WGMMA(192);
+MEGAMOE_WGMMA(208);
+MEGAMOE_WGMMA(224);
+MEGAMOE_WGMMA(240);
+MEGAMOE_WGMMA(256);
 #undef MEGAMOE_WGMMA
 
-// acc[64 x kN] += a[64 x 16] * b[16 x kN]; asynchronous until wgmma_wait.
-template <int kN, std::size_t... kI>
-__device__ inline void wgmma_impl(float (&acc)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b,
+// acc[64 x kN] += a[64 x 16] * b[16 x kN]; asynchronous until wgmma_wait. Of `acc` the first kN / 2 are used.
+template <int kN, int kAcc, std::size_t... kI>
+__device__ inline void wgmma_impl(float (&acc)[kAcc], const std::uint32_t (&a)[4], std::uint64_t b,
                                   bool accumulate, std::index_sequence<kI...>) {
   WgmmaAtom<kN>::Type::fma(a[0], a[1], a[2], a[3], b, acc[kI]...,
                            accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
 }
-template <int kN>
-__device__ inline void wgmma(float (&acc)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b,
+template <int kN, int kAcc>
+__device__ inline void wgmma(float (&acc)[kAcc], const std::uint32_t (&a)[4], std::uint64_t b,
                              bool accumulate) {
+  static_assert(kN / 2 <= kAcc);
   wgmma_impl<kN>(acc, a, b, accumulate, std::make_index_sequence<kN / 2>());
 }
 

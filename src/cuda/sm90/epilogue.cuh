@@ -13,11 +13,9 @@
 
 namespace megamoe::sm90 {
 
-// 2^-kOperandShift once for each operand that was decoded from NVFP4: exact.
-template <class Config>
-constexpr float operand_factor() {
-  return Config::kFormat == TokenFormat::kNvfp4 ? 0x1p14f : 0x1p7f;
-}
+// What takes kOperandShift out of a sum again: exact.
+inline constexpr float kOperandFactor = 0x1p7f;
+static_assert(kOperandShift == -7);
 
 // Where h goes, and in which form.
 struct HiddenOut {
@@ -29,180 +27,163 @@ struct HiddenOut {
   const float* tensor_scales;     // kNvfp4 [R]: of each row of h
   unsigned long long* saturated;  // counts blocks cut to 448, or null
 
-  // kColumns adjacent columns of h for one token, from `col`. A block of 16 lies in 16 / kColumns lanes, 4
-  // apart; `at` is this lane's place among them. All lanes of a warp come here together; the invalid ones
-  // store nothing.
-  template <int kColumns>
-  __device__ void quantize(const float (&h)[kColumns], std::int64_t row, std::int64_t col, bool valid,
-                           int at) const {
-    constexpr int kLanes = 16 / kColumns;
-    float x[kColumns];
+  __device__ float tensor_scale(std::int64_t row) const {
+    return mode == L1Output::kNvfp4 ? tensor_scales[row] : 1.0f;
+  }
+
+  // Four adjacent columns of h of a row, from `col`, under tensor scale g. A block of 16 lies in four adjacent
+  // lanes. All lanes of a warp come here together; the invalid ones store nothing.
+  __device__ void quantize(const float (&h)[4], std::int64_t row, int col, bool valid, float g) const {
+    float x[4];
     std::uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
+    for (int i = 0; i < 4; ++i) {
       x[i] = __bfloat162float(__float2bfloat16_rn(h[i]));
       amax = max(amax, bits_of_float(x[i]) & kFloatMagnitude);
     }
-#pragma unroll
-    for (int step = 4; step < 4 * kLanes; step *= 2) amax = max(amax, __shfl_xor_sync(~0u, amax, step));
-    const float g = valid ? tensor_scales[row] : 1.0f;
+    amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
+    amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
+    if (!valid) return;
     const bool finite = amax < kFloatInf;
     const Nvfp4Scale scale = finite ? nvfp4_block_scale(float_of_bits(amax), g) : Nvfp4Scale{kE4M3NaN, false};
     const float d = decode_e4m3(scale.code) * g;
-    // Eight codes make a word: the lanes that share one put their codes together.
-    constexpr int kPerWord = 8 / kColumns;
     std::uint32_t word = 0;
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) word |= static_cast<std::uint32_t>(nvfp4_code(x[i], d)) << (4 * i);
-    word = finite ? word << (at % kPerWord * kColumns * 4) : 0u;
-#pragma unroll
-    for (int step = 4; step < 4 * kPerWord; step *= 2) word |= __shfl_xor_sync(~0u, word, step);
-    if (!valid) return;
-    if (at % kPerWord == 0)
-      *reinterpret_cast<std::uint32_t*>(codes + row * (intermediate / 2) + col / 2) = word;
-    if (at == 0) {
+    for (int i = 0; i < 4; ++i) word |= static_cast<std::uint32_t>(nvfp4_code(x[i], d)) << (4 * i);
+    *reinterpret_cast<std::uint16_t*>(codes + row * (intermediate / 2) + col / 2) =
+        static_cast<std::uint16_t>(finite ? word : 0u);
+    if (col % 16 == 0) {
       block_scales[row * (intermediate / 16) + col / 16] = scale.code;
       if (scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
     }
   }
+
+  // The same four columns, and what their gate columns hold, in whichever form is asked for.
+  __device__ void store(const float (&gate)[4], const float (&h)[4], std::int64_t row, int col,
+                        bool valid, float g) const {
+    if (mode == L1Output::kNvfp4) {
+      quantize(h, row, col, valid, g);
+    } else if (valid && mode == L1Output::kCompactBf16) {
+      store_bf16(h, values + row * intermediate + col);
+    } else if (valid) {
+      __nv_bfloat16* at = values + row * 2 * intermediate + col / 8 * 16 + col % 8;
+      store_bf16(gate, at);
+      store_bf16(h, at + 8);
+    }
+  }
+
+ private:
+  __device__ static void store_bf16(const float (&v)[4], __nv_bfloat16* at) {
+    reinterpret_cast<__nv_bfloat162*>(at)[0] = __floats2bfloat162_rn(v[0], v[1]);
+    reinterpret_cast<__nv_bfloat162*>(at)[1] = __floats2bfloat162_rn(v[2], v[3]);
+  }
 };
 
-// The tensor scale of the token that a routed row reads; 1 for BF16 tokens.
-__device__ inline float token_scale(const float* scales, const std::int32_t* gather, std::int64_t row,
-                                    bool valid) {
-  if (scales == nullptr || !valid) return 1.0f;
-  return scales[gather != nullptr ? gather[row] : row];
+// Tensor scales of NVFP4 tokens; 1 for BF16.
+struct TokensIn {
+  const float* scales;         // of each token row, or null
+  const std::int32_t* gather;  // as in GemmParams
+  __device__ float scale(std::int64_t row) const {
+    return scales == nullptr ? 1.0f : scales[gather != nullptr ? gather[row] : row];
+  }
+};
+
+// A sum of products as the value it stands for.
+__device__ inline float scaled(float sum, float token_scale, float weight_scale) {
+  return __fmul_rn(__fmul_rn(sum * kOperandFactor, token_scale), weight_scale);
 }
 
-// First GEMM of a gated layer.
+// The epilogues. run() gets four adjacent weight rows of one token (finish() in grouped_gemm.cuh); all lanes of
+// a warp call it together, with adjacent items.
+
+// First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
+  static constexpr int kItemRows = 8;
+
   HiddenOut out;
   ActivationConfig activation;
-  const float* token_scales;   // NVFP4 tokens: tensor scale of each token row; null for BF16
-  const std::int32_t* gather;  // as in GemmParams
+  TokensIn in;
   const float* weight_scales;  // [experts][2]: gate's and up's tensor scale
   const float* gate_bias;      // [experts][I] or null
   const float* up_bias;        // [experts][I] or null
 
-  template <class Config>
-  __device__ void run(const Tile& tile, std::int64_t weight_tile, int j, const float4 (&acc)[2]) const {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, group = lane / 4;
-    const std::int64_t col =
-        weight_tile * 64 + warp * 16 + group * 2;  // this thread's columns of h: col, col + 1
-    const bool inside = col < out.intermediate;    // the same for the 8 lanes of a block
+  __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), out.tensor_scale(row)}; }
+
+  template <class SumOf>
+  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales, const SumOf& sum_of) const {
+    const int col = tile.weight_tile * (kTileRows / 2) + item * 4;
+    const bool valid = token < tile.rows && col < out.intermediate;
+    const int row_of_gate = item / 2 * 16 + item % 2 * 4;
+    const float4 gates = sum_of(row_of_gate), ups = sum_of(row_of_gate + 8);
     const float gate_scale = weight_scales[2 * tile.expert], up_scale = weight_scales[2 * tile.expert + 1];
-    float gb[2] = {0.0f, 0.0f}, ub[2] = {0.0f, 0.0f};
-    if (gate_bias != nullptr && inside) {
-      const std::int64_t at = tile.expert * out.intermediate + col;
-      gb[0] = gate_bias[at], gb[1] = gate_bias[at + 1], ub[0] = up_bias[at], ub[1] = up_bias[at + 1];
-    }
-    const float factor = operand_factor<Config>();
+    float gate[4] = {gates.x, gates.y, gates.z, gates.w}, up[4] = {ups.x, ups.y, ups.z, ups.w}, h[4];
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int token = 8 * j + 2 * (lane % 4) + c;
-      const bool valid = token < tile.rows && inside;
-      const std::int64_t row = tile.first_row + token;
-      const float x_scale = token_scale(token_scales, gather, row, valid);
-      float g[2], h[2];
-#pragma unroll
-      for (int f = 0; f < 2; ++f) {
-        float gate = __fmul_rn(__fmul_rn((c == 0 ? acc[f].x : acc[f].y) * factor, x_scale), gate_scale);
-        float up = __fmul_rn(__fmul_rn((c == 0 ? acc[f].z : acc[f].w) * factor, x_scale), up_scale);
-        if (gate_bias != nullptr) gate = __fadd_rn(gate, gb[f]), up = __fadd_rn(up, ub[f]);
-        const ActivatedPair activated = activate(activation, gate, up);
-        g[f] = activated.gate, h[f] = activated.h;
+    for (int i = 0; i < 4; ++i) {
+      float g = scaled(gate[i], scales.in, gate_scale), u = scaled(up[i], scales.in, up_scale);
+      if (gate_bias != nullptr && valid) {
+        const std::int64_t at = tile.expert * out.intermediate + col + i;
+        g = __fadd_rn(g, gate_bias[at]), u = __fadd_rn(u, up_bias[at]);
       }
-      if (out.mode == L1Output::kNvfp4) {
-        out.quantize(h, row, col, valid, group);
-      } else if (valid && out.mode == L1Output::kCompactBf16) {
-        *reinterpret_cast<__nv_bfloat162*>(out.values + row * out.intermediate + col) =
-            __floats2bfloat162_rn(h[0], h[1]);
-      } else if (valid) {
-        __nv_bfloat16* at = out.values + row * 2 * out.intermediate + col / 8 * 16 + col % 8;
-        *reinterpret_cast<__nv_bfloat162*>(at) = __floats2bfloat162_rn(g[0], g[1]);
-        *reinterpret_cast<__nv_bfloat162*>(at + 8) = __floats2bfloat162_rn(h[0], h[1]);
-      }
+      const ActivatedPair activated = activate(activation, g, u);
+      gate[i] = activated.gate, h[i] = activated.h;
     }
+    out.store(gate, h, tile.first_row + token, col, valid, scales.out);
   }
 };
 
-// The four adjacent columns of a kPlain tile that a thread holds for token c of two.
-__device__ inline float4 adjacent_columns(const float4 (&acc)[2], int c) {
-  return c == 0 ? make_float4(acc[0].x, acc[1].x, acc[0].z, acc[1].z)
-                : make_float4(acc[0].y, acc[1].y, acc[0].w, acc[1].w);
-}
-
 // First GEMM of a layer without gate: relu(up)^2.
 struct Relu2Epilogue {
-  HiddenOut out;               // kCompactBf16 or kNvfp4
-  const float* token_scales;   // as in GatedEpilogue
-  const std::int32_t* gather;  // as in GemmParams
+  static constexpr int kItemRows = 4;
+
+  HiddenOut out;  // kCompactBf16 or kNvfp4
+  TokensIn in;
   const float* weight_scales;  // [experts]
   const float* bias;           // [experts][I] or null
 
-  template <class Config>
-  __device__ void run(const Tile& tile, std::int64_t weight_tile, int j, const float4 (&acc)[2]) const {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, group = lane / 4;
-    const std::int64_t col = weight_tile * 128 + warp * 32 + group * 4;
-    const bool inside = col < out.intermediate;  // the same for the 4 lanes of a block
-    const float scale = weight_scales[tile.expert];
-    float4 b = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (bias != nullptr && inside)
-      b = *reinterpret_cast<const float4*>(bias + tile.expert * out.intermediate + col);
+  __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), out.tensor_scale(row)}; }
+
+  template <class SumOf>
+  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales, const SumOf& sum_of) const {
+    const int col = tile.weight_tile * kTileRows + item * 4;
+    const bool valid = token < tile.rows && col < out.intermediate;
+    const float4 ups = sum_of(item * 4);
+    const float up[4] = {ups.x, ups.y, ups.z, ups.w};
+    float h[4];
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int token = 8 * j + 2 * (lane % 4) + c;
-      const bool valid = token < tile.rows && inside;
-      const std::int64_t row = tile.first_row + token;
-      const float x_scale = token_scale(token_scales, gather, row, valid);
-      const float4 raw = adjacent_columns(acc, c);
-      const auto value = [&](float sum, float offset) {
-        float up = __fmul_rn(__fmul_rn(sum * operand_factor<Config>(), x_scale), scale);
-        if (bias != nullptr) up = __fadd_rn(up, offset);
-        return activate({.kind = Activation::kRelu2}, 0.0f, up).h;
-      };
-      const float h[4] = {value(raw.x, b.x), value(raw.y, b.y), value(raw.z, b.z), value(raw.w, b.w)};
-      if (out.mode == L1Output::kNvfp4) {
-        out.quantize(h, row, col, valid, group % 4);
-      } else if (valid) {
-        auto* at = reinterpret_cast<__nv_bfloat162*>(out.values + row * out.intermediate + col);
-        at[0] = __floats2bfloat162_rn(h[0], h[1]);
-        at[1] = __floats2bfloat162_rn(h[2], h[3]);
-      }
+    for (int i = 0; i < 4; ++i) {
+      float u = scaled(up[i], scales.in, weight_scales[tile.expert]);
+      if (bias != nullptr && valid) u = __fadd_rn(u, bias[tile.expert * out.intermediate + col + i]);
+      h[i] = activate({.kind = Activation::kRelu2}, 0.0f, u).h;
     }
+    out.store(h, h, tile.first_row + token, col, valid, scales.out);
   }
 };
 
 // Second GEMM: y_e in FP32.
 struct PlainEpilogue {
-  std::int64_t width;          // H
-  const float* token_scales;   // NVFP4 h: tensor scale of each row; null for BF16
+  static constexpr int kItemRows = 4;
+
+  std::int64_t width;  // H
+  TokensIn in;
   const float* weight_scales;  // [experts]
   const float* bias;           // [experts][H] or null
   float* out;                  // [R, H]
 
-  template <class Config>
-  __device__ void run(const Tile& tile, std::int64_t weight_tile, int j, const float4 (&acc)[2]) const {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, group = lane / 4;
-    const std::int64_t col = weight_tile * 128 + warp * 32 + group * 4;  // four adjacent columns of y
-    if (col >= width) return;
+  __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), 1.0f}; }
+
+  template <class SumOf>
+  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales, const SumOf& sum_of) const {
+    const int col = tile.weight_tile * kTileRows + item * 4;
+    if (token >= tile.rows || col >= width) return;
+    const float4 sums = sum_of(item * 4);
     const float scale = weight_scales[tile.expert];
-    float4 b = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (bias != nullptr) b = *reinterpret_cast<const float4*>(bias + tile.expert * width + col);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int token = 8 * j + 2 * (lane % 4) + c;
-      if (token >= tile.rows) continue;
-      const std::int64_t row = tile.first_row + token;
-      const float x_scale = token_scale(token_scales, nullptr, row, true);
-      const auto value = [&](float raw) {
-        return __fmul_rn(__fmul_rn(raw * operand_factor<Config>(), x_scale), scale);
-      };
-      const float4 raw = adjacent_columns(acc, c);
-      float4 y = make_float4(value(raw.x), value(raw.y), value(raw.z), value(raw.w));
-      if (bias != nullptr) y = make_float4(y.x + b.x, y.y + b.y, y.z + b.z, y.w + b.w);
-      *reinterpret_cast<float4*>(out + row * width + col) = y;
+    float4 y = make_float4(scaled(sums.x, scales.in, scale), scaled(sums.y, scales.in, scale),
+                           scaled(sums.z, scales.in, scale), scaled(sums.w, scales.in, scale));
+    if (bias != nullptr) {
+      const float4 b = *reinterpret_cast<const float4*>(bias + tile.expert * width + col);
+      y = make_float4(__fadd_rn(y.x, b.x), __fadd_rn(y.y, b.y), __fadd_rn(y.z, b.z), __fadd_rn(y.w, b.w));
     }
+    *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token) * width + col) = y;
   }
 };
 

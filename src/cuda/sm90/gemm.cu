@@ -1,74 +1,90 @@
 // gemm.cu: picks the instance of the grouped GEMM kernel and launches it.
 #include "cuda/sm90/gemm.h"
 
+#include "cuda/quantize.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/grouped_gemm.cuh"
 
 namespace megamoe::sm90 {
 namespace {
 
+// H and I at most: pieces of work are counted in 32 bits.
+constexpr std::int64_t kMaxSize = 1 << 20;
+
 template <class Config, class Epilogue>
 cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream) {
   const auto kernel = grouped_gemm_kernel<Config, Epilogue>;
+  constexpr int kShared = static_cast<int>(sizeof(GemmStorage<Config>));
+  static_assert(kShared <= 227 * 1024, "more shared memory than a CTA can have");
   int device = 0, multiprocessors = 0;
   if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
       e != cudaSuccess) {
     return e;
   }
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<Config>());
+  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
       e != cudaSuccess) {
     return e;
   }
-  kernel<<<multiprocessors, Config::kThreads, shared_bytes<Config>(), stream>>>(params, epilogue);
+  kernel<<<multiprocessors, Config::kThreads, kShared, stream>>>(params, epilogue);
   return cudaGetLastError();
 }
 
-template <TokenFormat kFormat, class Epilogue>
+template <int... kN>
+using Widths = std::integer_sequence<int, kN...>;
+
+template <class Epilogue>
 cudaError_t launch_tile(const TileChoice& tile, const GemmParams& params, const Epilogue& epilogue,
                         cudaStream_t stream) {
   switch (tile.tokens) {
-    case 8: return launch<GemmConfig<kFormat, 8, 1, 4, 8>>(params, epilogue, stream);
-    case 16: return launch<GemmConfig<kFormat, 16, 1, 4, 6>>(params, epilogue, stream);
-    case 32: return launch<GemmConfig<kFormat, 32, 1, 4, 4>>(params, epilogue, stream);
-    case 64: return launch<GemmConfig<kFormat, 64, 2, 1, 8>>(params, epilogue, stream);
-    default: return launch<GemmConfig<kFormat, 128, 2, 1, 6>>(params, epilogue, stream);
+    case 8: return launch<GemmConfig<Widths<8>, 1, 4, 8, 6>>(params, epilogue, stream);
+    case 32: return launch<GemmConfig<Widths<8, 16, 24, 32>, 2, 2, 4, 5>>(params, epilogue, stream);
+    case 64: return launch<GemmConfig<Widths<16, 32, 48, 64>, 2, 2, 2, 5>>(params, epilogue, stream);
+    case 128:
+      return launch<GemmConfig<Widths<32, 48, 64, 80, 96, 112, 128>, 2, 1, 1, 8>>(params, epilogue, stream);
+    case 160: return launch<GemmConfig<Widths<112, 128, 144, 160>, 2, 1, 1, 7>>(params, epilogue, stream);
+    default: return launch<GemmConfig<Widths<160, 192, 208, 256>, 2, 1, 1, 5>>(params, epilogue, stream);
   }
 }
 
 template <class Epilogue>
 cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogue, cudaStream_t stream) {
   const bool valid = in.experts > 0 && in.experts <= kMaxExperts && in.cols > 0 && in.cols % 16 == 0 &&
-                     in.max_rows < (1ll << 31) && in.tokens.format != ActivationFormat::kFp8;
+                     in.cols <= kMaxSize && in.weight_rows <= kMaxSize && in.max_rows < (1ll << 31) &&
+                     in.tokens.format != ActivationFormat::kFp8;
   if (!valid) return cudaErrorInvalidValue;
   if (in.max_rows == 0) return cudaSuccess;
   GemmParams params{};
   params.weights = in.weights;
-  params.tiles = tiles_of(role, in.weight_rows);
-  params.cols = in.cols;
+  params.tiles = static_cast<int>(tiles_of(role, in.weight_rows));
+  params.cols = static_cast<int>(in.cols);
   params.offsets = in.offsets;
   params.experts = in.experts;
   params.gather = in.gather;
-  const TileChoice tile = choose_tile(in.max_rows, in.experts);
   if (in.tokens.format == ActivationFormat::kBf16) {
-    params.tokens = in.tokens.values;
-    params.token_stride = in.tokens.row_stride * 2;
-    return launch_tile<TokenFormat::kBf16>(tile, params, epilogue, stream);
+    params.tokens = reinterpret_cast<const std::uint8_t*>(in.tokens.values);
+    params.token_stride = static_cast<std::uint32_t>(in.tokens.row_stride * 2);
+  } else {
+    // NVFP4 tokens are decoded once, without their tensor scales, rather than by every tile that reads them.
+    const cuda::Nvfp4In tokens{.codes = in.tokens.codes,
+                               .scales = in.tokens.block_scales,
+                               .row_count = in.gather == nullptr ? in.offsets + in.experts : nullptr};
+    const cudaError_t status = cuda::dequantize(tokens, in.tokens.rows, in.cols, cuda::ElementType::kBf16,
+                                                in.workspace, stream);
+    if (status != cudaSuccess) return status;
+    params.tokens = static_cast<const std::uint8_t*>(in.workspace);
+    params.token_stride = static_cast<std::uint32_t>(in.cols * 2);
   }
-  params.tokens = in.tokens.codes;
-  params.token_stride = in.cols / 2;
-  params.token_scales = in.tokens.block_scales;
-  return launch_tile<TokenFormat::kNvfp4>(tile, params, epilogue, stream);
+  const TileChoice tile = choose_tile(in.max_rows, in.experts);
+  if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
+  return launch_tile(tile, params, epilogue, stream);
 }
 
-const float* tensor_scales(const GroupedInput& in) {
-  return in.tokens.format == ActivationFormat::kNvfp4 ? in.tokens.scales : nullptr;
+TokensIn tokens_in(const GroupedInput& in) {
+  return {in.tokens.format == ActivationFormat::kNvfp4 ? in.tokens.scales : nullptr, in.gather};
 }
 
 }  // namespace
-
-std::int64_t gemm_workspace_bytes(ActivationFormat, std::int64_t, std::int64_t, int) { return 0; }
 
 cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
   if (call.mode == L1Output::kFp8) return cudaErrorInvalidValue;
@@ -83,20 +99,19 @@ cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
   if (call.activation.gated()) {
     const GatedEpilogue epilogue{out,
                                  call.activation,
-                                 tensor_scales(call.in),
-                                 call.in.gather,
+                                 tokens_in(call.in),
                                  call.weight_scales,
                                  call.gate_bias,
                                  call.up_bias};
     return run(call.in, WeightRole::kGateUp, epilogue, stream);
   }
   if (call.mode == L1Output::kInterleavedBf16) return cudaErrorInvalidValue;
-  const Relu2Epilogue epilogue{out, tensor_scales(call.in), call.in.gather, call.weight_scales, call.up_bias};
+  const Relu2Epilogue epilogue{out, tokens_in(call.in), call.weight_scales, call.up_bias};
   return run(call.in, WeightRole::kPlain, epilogue, stream);
 }
 
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream) {
-  const PlainEpilogue epilogue{call.in.weight_rows, tensor_scales(call.in), call.weight_scales, call.bias,
+  const PlainEpilogue epilogue{call.in.weight_rows, tokens_in(call.in), call.weight_scales, call.bias,
                                call.out};
   return run(call.in, WeightRole::kPlain, epilogue, stream);
 }

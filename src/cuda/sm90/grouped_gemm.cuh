@@ -2,9 +2,9 @@
 // on it.
 //
 // The weights are the first operand: decoded from 4 bits to BF16 straight into the registers of wgmma,
-// products exact. Tokens are the second operand, in shared memory; so the token tile may be as small as 8 and
-// weights stream. One persistent CTA per SM: a producer warpgroup fills a ring of stages, consumer warpgroups
-// multiply.
+// products exact. Tokens, in BF16, are the second operand, in shared memory; so a tile may have any multiple of
+// 8 tokens, weights stream, and what is decoded once serves up to 256 tokens. One persistent CTA per SM: a
+// producer warpgroup fills a ring of stages, consumer warpgroups multiply 64 weight rows each.
 //
 //   Config    tile sizes, stages, threads
 //   Params    pointers and sizes
@@ -16,6 +16,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/mbarrier.h"
@@ -27,53 +28,71 @@ namespace megamoe::sm90 {
 
 // ---- Config
 
-enum class TokenFormat { kBf16, kNvfp4 };
-
-template <TokenFormat kFormat_, int kTokens_, int kRowGroups_, int kSplit_, int kStages_>
+// `Widths`: the values of wgmma's N that a tile may take, ascending; the last is the most tokens of a tile.
+template <class Widths_, int kRowGroups_, int kSplit_, int kStageChunks_, int kStages_>
 struct GemmConfig {
-  static constexpr TokenFormat kFormat = kFormat_;
-  static constexpr int kTokens = kTokens_;        // tokens of a tile: wgmma's N
-  static constexpr int kRowGroups = kRowGroups_;  // warpgroups side by side along the weight rows, 128 each
-  static constexpr int kSplit = kSplit_;          // warpgroups that share a tile's K, chunk by chunk
+  using Widths = Widths_;
+  template <int... kN>
+  static constexpr int largest(std::integer_sequence<int, kN...>) {
+    int result = 0;
+    ((result = kN), ...);
+    return result;
+  }
+  static constexpr int kTokens = largest(Widths{});
+  static constexpr int kRowGroups = kRowGroups_;  // warpgroups side by side along the weight rows, 64 each
+  static constexpr int kSplit = kSplit_;          // warpgroups that share the K of those rows, chunk by chunk
+  static constexpr int kStageChunks = kStageChunks_;  // of K in a stage
   static constexpr int kStages = kStages_;
+  static constexpr int kRows = kRowGroups * kTileRows;
   static constexpr int kConsumers = kRowGroups * kSplit;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kAcc = kTokens / 2;  // accumulators of a thread for one of its two fragments
+  static constexpr int kAcc = kTokens / 2;  // accumulators of a thread
   static constexpr int kTokenTileBytes = kTokens * kChunkCols * 2;
+  // Tokens whose accumulators are in shared memory together on their way to the epilogue.
+  static constexpr int kPassTokens = kTokens <= 64 ? kTokens : 48;
+  // Rows of a token there, and what keeps its banks apart.
+  static constexpr int kPitch = kRows + 4;
   // Registers: 64K over all threads, and setmaxnreg moves them from the producer to the consumers.
-  static constexpr int kProducerRegs = kConsumers == 2 ? 88 : 64;
-  static constexpr int kConsumerRegs = kConsumers == 2 ? 208 : 104;
+  static constexpr int kProducerRegs = kConsumers == 2 ? 88 : 32;
+  static constexpr int kConsumerRegs = kConsumers == 2 ? 208 : 112;
   // What the launch allocates: the bound's registers, in steps of 8, for every thread.
   static constexpr int kLaunchRegs = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * kLaunchRegs,
                 "more registers than the CTA owns: setmaxnreg would wait for ever");
-  static_assert(kTokens % 8 == 0 && kTokens <= 128, "accumulators of two fragments must fit the registers");
-  static_assert(kSplit == 1 || kRowGroups == 1, "either rows or K are shared among warpgroups");
+  static_assert(kTokens % 8 == 0 && kTokens <= 256 && kStageChunks % kSplit == 0);
 };
 
 // ---- Params
 
 struct GemmParams {
   const std::uint8_t* weights;  // [experts][tiles][chunks][kChunkBytes]
-  std::int64_t tiles;           // of 128 weight rows, per expert
-  std::int64_t cols;            // K, a multiple of 16
+  int tiles;                    // of 64 weight rows, per expert
+  int cols;                     // K, a multiple of 16
   const std::int64_t* offsets;  // [experts + 1]
   int experts;
-  const void* tokens;                // BF16 [*, cols], or codes [*, cols / 2]
-  std::int64_t token_stride;         // bytes from row to row of `tokens`
-  const std::uint8_t* token_scales;  // NVFP4: E4M3 [*, cols / 16]
-  const std::int32_t* gather;        // row r of an expert reads token gather[r]; null: r itself
+  const std::uint8_t* tokens;  // BF16 [*, cols]
+  std::uint32_t token_stride;  // bytes from row to row of `tokens`
+  const std::int32_t* gather;  // row r of an expert reads token gather[r]; null: r itself
 };
 
 // ---- Storage
 
 inline constexpr int kMaxExperts = 1024;
 
+// What the epilogue multiplies a token's results by, read while the tensor cores are busy.
+struct TokenScales {
+  float in;   // tensor scale of the token
+  float out;  // tensor scale of the row of h, where h becomes NVFP4
+};
+
 template <class Config>
 struct alignas(1024) GemmStorage {
   // Stages first: token tiles need 1024-byte boundaries.
-  std::uint8_t tokens[Config::kStages][Config::kSplit][Config::kTokenTileBytes];
-  alignas(128) std::uint8_t weights[Config::kStages][Config::kConsumers][kChunkBytes];
+  std::uint8_t tokens[Config::kStages][Config::kStageChunks][Config::kTokenTileBytes];
+  alignas(128) std::uint8_t weights[Config::kStages][Config::kRowGroups][Config::kStageChunks][kChunkBytes];
+  // Accumulators in passing, of each share of K.
+  alignas(16) float sums[Config::kSplit][Config::kPassTokens][Config::kPitch];
+  TokenScales scales[2][Config::kTokens];  // of this tile and of the last
   std::uint64_t full[Config::kStages];
   std::uint64_t empty[Config::kStages];
   std::int32_t first_tile[kMaxExperts + 1];  // token tiles of the experts before e
@@ -83,16 +102,16 @@ struct alignas(1024) GemmStorage {
 // ---- Helpers
 
 // value cut to [0, limit].
-__device__ inline int clamp_to(std::int64_t value, std::int64_t limit) {
-  return static_cast<int>(value < 0 ? 0 : value < limit ? value : limit);
+__device__ inline int clamp_to(int value, int limit) {
+  return value < 0 ? 0 : value < limit ? value : limit;
 }
 
-// One piece of work: 128 * kRowGroups weight rows and up to kTokens rows of one expert.
+// One piece of work: kRowGroups tiles of weights and up to kTokens rows of one expert.
 struct Tile {
   int expert;
-  std::int64_t first_row;    // of the routed rows
-  int rows;                  // valid rows, at most kTokens
-  std::int64_t weight_tile;  // first of kRowGroups tiles
+  int rows;         // valid rows, at most kTokens
+  int first_row;    // of the routed rows
+  int weight_tile;  // first of kRowGroups tiles
 };
 
 template <class Config>
@@ -101,30 +120,29 @@ class TileWalk {
   __device__ TileWalk(const GemmParams& p, const GemmStorage<Config>& s)
       : s_(s), experts_(p.experts), row_tiles_((p.tiles + Config::kRowGroups - 1) / Config::kRowGroups) {}
 
-  __device__ std::int64_t count() const { return s_.first_tile[experts_] * row_tiles_; }
+  __device__ int count() const { return s_.first_tile[experts_] * row_tiles_; }
 
   // Experts are outermost, then weight rows, then tokens: CTAs that run together share weights through the
   // L2.
-  __device__ Tile at(std::int64_t index) const {
+  __device__ Tile at(int index) const {
     int low = 0, high = experts_;  // the last expert whose first piece is not beyond index
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (s_.first_tile[middle] * row_tiles_ <= index ? low : high) = middle;
     }
-    const auto within = static_cast<std::uint32_t>(index - s_.first_tile[low] * row_tiles_);
-    const std::uint32_t token_tiles = s_.first_tile[low + 1] - s_.first_tile[low];
-    const std::int32_t begin = s_.first_row[low], rows = s_.first_row[low + 1] - begin;
+    const int within = index - s_.first_tile[low] * row_tiles_;
+    const int token_tiles = s_.first_tile[low + 1] - s_.first_tile[low];
+    const int begin = s_.first_row[low], rows = s_.first_row[low + 1] - begin;
     // Equal shares, so that the last tile is not a sliver.
     const int share = ((rows + token_tiles - 1) / token_tiles + 7) / 8 * 8;
     const int first = within % token_tiles * share;
-    return {low, static_cast<std::int64_t>(begin) + first, clamp_to(rows - first, share),
-            static_cast<std::int64_t>(within / token_tiles) * Config::kRowGroups};
+    return {low, clamp_to(rows - first, share), begin + first, within / token_tiles * Config::kRowGroups};
   }
 
  private:
   const GemmStorage<Config>& s_;
   int experts_;
-  std::int64_t row_tiles_;
+  int row_tiles_;
 };
 
 // Copies the offsets and sums the experts' token tiles, by the first warp.
@@ -171,217 +189,166 @@ __device__ inline void warp_arrive(std::uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Byte offset of 16-byte piece `piece` of row `row` in a swizzled token tile.
-__device__ inline int swizzled_piece(int row, int piece) { return row * 128 + (piece ^ (row & 7)) * 16; }
-
-// The stages of this CTA in order: tile after tile, kSplit chunks at a time; and the tokens that this thread
-// loads.
+// Starts the copy of a stage's weights; by one thread. Chunks along K are adjacent in memory and in the stage.
 template <class Config>
-struct StageCursor {
-  static constexpr bool kBf16 = Config::kFormat == TokenFormat::kBf16;
-  // A thread moves one 16-byte piece (BF16, 8 to a row) or one block (NVFP4, 4 to a row) of every kStep-th
-  // row.
-  static constexpr int kPieces = kBf16 ? 8 : 4;
-  static constexpr int kStep = 128 / kPieces;
-  static constexpr int kRows = (Config::kTokens + kStep - 1) / kStep;
-
-  std::int64_t index, chunk = 0;
-  Tile tile;
-  std::int32_t token[kRows];  // -1: no such row
-
-  __device__ StageCursor(const GemmParams& p, const TileWalk<Config>& walk) : index(blockIdx.x) {
-    enter(p, walk);
-  }
-  __device__ bool done(const TileWalk<Config>& walk) const { return index >= walk.count(); }
-  __device__ void advance(const GemmParams& p, const TileWalk<Config>& walk) {
-    chunk += Config::kSplit;
-    if (chunk < chunks_of(p.cols)) return;
-    chunk = 0;
-    index += gridDim.x;
-    enter(p, walk);
-  }
-
- private:
-  __device__ void enter(const GemmParams& p, const TileWalk<Config>& walk) {
-    if (done(walk)) return;
-    tile = walk.at(index);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int row = threadIdx.x / kPieces + i * kStep;
-      const std::int64_t at = tile.first_row + row;
-      token[i] = row < tile.rows ? (p.gather != nullptr ? p.gather[at] : static_cast<std::int32_t>(at)) : -1;
-    }
-  }
-};
-
-// Starts the copy of a stage's weights; by one thread.
-template <class Config>
-__device__ void load_weights(const GemmParams& p, const Tile& tile, std::int64_t chunk, int stage,
+__device__ void load_weights(const GemmParams& p, const Tile& tile, int chunk, int chunks, int stage,
                              GemmStorage<Config>& s) {
-  const std::int64_t chunks = chunks_of(p.cols);
-  const int present = clamp_to(chunks - chunk, Config::kSplit);
+  const int bytes = clamp_to(chunks - chunk, Config::kStageChunks) * kChunkBytes;
   const int groups = clamp_to(p.tiles - tile.weight_tile, Config::kRowGroups);
-  ptx::mbarrier_arrive_expect(&s.full[stage], groups * present * kChunkBytes);
+  ptx::mbarrier_arrive_expect(&s.full[stage], groups * bytes);
   for (int group = 0; group < groups; ++group) {
     const std::uint8_t* from =
-        p.weights + ((tile.expert * p.tiles + tile.weight_tile + group) * chunks + chunk) * kChunkBytes;
-    // Chunks along K are adjacent in memory and in the stage.
-    ptx::bulk_copy(s.weights[stage][group], from, present * kChunkBytes, &s.full[stage]);
+        p.weights +
+        ((static_cast<std::int64_t>(tile.expert) * p.tiles + tile.weight_tile + group) * chunks + chunk) * kChunkBytes;
+    ptx::bulk_copy(s.weights[stage][group], from, bytes, &s.full[stage]);
   }
 }
 
-// Producer for BF16 tokens: asynchronous copies, which arrive at the stage's barrier when they have landed.
+// The producer: weights by the copy engine, tokens by asynchronous copies of 16 bytes, eight threads to a row;
+// they arrive at the stage's barrier when they have landed.
 // NOTE: consumers order these writes before wgmma with a proxy fence. Here it would wait for every copy under
 // way.
 template <class Config>
-__device__ void produce_bf16(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
-  using Cursor = StageCursor<Config>;
+__device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
+  constexpr int kStep = 16, kRows = (Config::kTokens + kStep - 1) / kStep;  // of a thread
+  const int piece = threadIdx.x % 8, first = threadIdx.x / 8;
+  // The swizzle repeats every 8 rows, so that a thread's rows lie kStep * 128 bytes apart.
+  const int place = first * 128 + (piece ^ (first & 7)) * 16;
+  const int chunks = static_cast<int>(chunks_of(p.cols));
   StageRing ring;
-  for (Cursor cursor(p, walk); !cursor.done(walk); cursor.advance(p, walk)) {
-    ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-    if (threadIdx.x == 0) load_weights<Config>(p, cursor.tile, cursor.chunk, ring.index, s);
-#pragma unroll
-    for (int part = 0; part < Config::kSplit; ++part) {
-      const std::int64_t col = (cursor.chunk + part) * kChunkCols + threadIdx.x % 8 * 8;
-      const int valid = col < p.cols ? 16 : 0;
-#pragma unroll
-      for (int i = 0; i < Cursor::kRows; ++i) {
-        if (cursor.token[i] < 0) continue;
-        const auto* from = static_cast<const std::uint8_t*>(p.tokens) + cursor.token[i] * p.token_stride;
-        ptx::cp_async_16(
-            s.tokens[ring.index][part] + swizzled_piece(threadIdx.x / 8 + i * Cursor::kStep, threadIdx.x % 8),
-            from + (valid ? col * 2 : 0), valid);
-      }
-    }
-    ptx::mbarrier_arrive_after_cp_async(&s.full[ring.index]);
-    ring.advance<Config::kStages>();
-  }
-}
-
-// Producer for NVFP4 tokens: codes are loaded kAhead stages early into registers, decoded to BF16 on the way
-// to shared memory.
-template <class Config>
-__device__ void produce_nvfp4(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
-  using Cursor = StageCursor<Config>;
-  // With few tokens the threads beyond the first rows take the other chunks of the stage.
-  constexpr int kSpread = Config::kTokens < Cursor::kStep ? Cursor::kStep / Config::kTokens : 1;
-  static_assert(Config::kSplit % kSpread == 0);
-  constexpr int kParts = Config::kSplit / kSpread;
-  constexpr int kAhead = kParts * Cursor::kRows == 1 ? 4 : 2;
-  struct Blocks {
-    uint2 codes[kParts][Cursor::kRows];
-    std::uint8_t scales[kParts][Cursor::kRows];
-  } blocks[kAhead];
-  const int own_part = kSpread > 1 ? threadIdx.x / (Config::kTokens * 4) : 0;
-  const int own_row = kSpread > 1 ? threadIdx.x / 4 % Config::kTokens : threadIdx.x / 4;
-
-  Cursor ahead(p, walk), cursor = ahead;
-  const auto load = [&](Blocks& to) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const std::int64_t block = (ahead.chunk + part * kSpread + own_part) * 4 + threadIdx.x % 4;
-#pragma unroll
-      for (int i = 0; i < Cursor::kRows; ++i) {
-        to.codes[part][i] = make_uint2(0, 0);
-        to.scales[part][i] = 0;
-        if (ahead.token[i] < 0 || block * 16 >= p.cols) continue;
-        const std::int64_t token = ahead.token[i];
-        const auto* from = static_cast<const std::uint8_t*>(p.tokens) + token * p.token_stride + block * 8;
-        to.codes[part][i] = __ldg(reinterpret_cast<const uint2*>(from));
-        to.scales[part][i] = __ldg(p.token_scales + token * (p.cols / 16) + block);
-      }
-    }
-  };
-  // The cursor's rows are by thread / 4; with kSpread they wrap around.
-  const auto wrap = [&](Cursor& c) {
-    if constexpr (kSpread > 1) {
-      const std::int64_t at = c.tile.first_row + own_row;
-      c.token[0] =
-          own_row < c.tile.rows ? (p.gather != nullptr ? p.gather[at] : static_cast<std::int32_t>(at)) : -1;
-    }
-  };
-  const auto load_next = [&](Blocks& to) {
-    if (ahead.done(walk)) return;
-    if (ahead.chunk == 0) wrap(ahead);
-    load(to);
-    ahead.advance(p, walk);
-  };
-#pragma unroll
-  for (int u = 0; u < kAhead; ++u) load_next(blocks[u]);
-  StageRing ring;
-  while (!cursor.done(walk)) {
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (cursor.done(walk)) break;
+  for (int index = blockIdx.x; index < walk.count(); index += gridDim.x) {
+    const Tile tile = walk.at(index);
+    const int rows = (tile.rows + kStep - 1) / kStep;  // of every thread: beyond the last token it comes again
+    std::int32_t token[kRows];
+    for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
       ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-      if (threadIdx.x == 0) load_weights<Config>(p, cursor.tile, cursor.chunk, ring.index, s);
+      if (threadIdx.x == 0) load_weights<Config>(p, tile, chunk, chunks, ring.index, s);
+      if (chunk == 0) {  // once the first weights are on their way
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int i = 0; i < Cursor::kRows; ++i) {
-          uint4 values[2];
-          decode_block(blocks[u].codes[part][i], blocks[u].scales[part][i], values);
-          std::uint8_t* to = s.tokens[ring.index][part * kSpread + own_part];
-          const int row = own_row + i * Cursor::kStep;
-          *reinterpret_cast<uint4*>(to + swizzled_piece(row, threadIdx.x % 4 * 2)) = values[0];
-          *reinterpret_cast<uint4*>(to + swizzled_piece(row, threadIdx.x % 4 * 2 + 1)) = values[1];
+        for (int i = 0; i < kRows; ++i) {
+          if (i >= rows) break;
+          const int at = tile.first_row + min(first + i * kStep, tile.rows - 1);
+          token[i] = p.gather != nullptr ? p.gather[at] : at;
         }
       }
-      ptx::mbarrier_arrive(&s.full[ring.index]);
+#pragma unroll
+      for (int part = 0; part < Config::kStageChunks; ++part) {
+        const int col = (chunk + part) * kChunkCols + piece * 8;
+        const bool inside = col < p.cols;  // beyond K there is zero
+        std::uint8_t* to = s.tokens[ring.index][part] + place;
+        const std::uint8_t* from = p.tokens + (inside ? col * 2 : 0);
+        if (chunk + part >= chunks) break;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          if (i >= rows) break;
+          ptx::cp_async_16(to + i * kStep * 128, from + token[i] * p.token_stride, inside ? 16 : 0);
+        }
+      }
+      ptx::mbarrier_arrive_after_cp_async(&s.full[ring.index]);
       ring.advance<Config::kStages>();
-      load_next(blocks[u]);
-      cursor.advance(p, walk);
     }
   }
 }
-
-// The accumulators of one consumer thread: two fragments of 64 rows by kTokens. For fragment f, token group j
-// (of 8), half h and c in {0, 1}: f[f][4 j + 2 h + c] is (row tile_row(.., f, warp, lane / 4, h), token 8 j +
-// 2 (lane % 4) + c).
-template <class Config>
-struct Accumulators {
-  float f[2][Config::kAcc];
-};
 
 // What a consumer thread reads of a chunk of weights.
 struct ChunkWords {
-  uint4 words[2];  // of the two fragments, a word for each of the four steps
-  uint4 scales;    // x, y: fragment 0, rows of half 0 and 1; z, w: fragment 1
+  uint4 codes;   // a word for each of the four steps
+  uint2 scales;  // of the rows of half 0 and of half 1
 };
-// `codes` and `scales`: shared-memory addresses of this thread's first words.
-__device__ inline ChunkWords read_chunk(std::uint32_t codes, std::uint32_t scales) {
-  return {{ptx::load_shared(codes), ptx::load_shared(codes + kChunkCodeBytes / 2)}, ptx::load_shared(scales)};
-}
 
 // Two of a chunk's four steps as operands.
 struct Operands {
-  std::uint32_t a[2][2][4];  // [step of the two][fragment]
+  std::uint32_t a[2][4];
 };
 template <int kFirstStep>
-__device__ void decode_steps(const ChunkWords& chunk, Operands& to) {
-#pragma unroll
-  for (int f = 0; f < 2; ++f) {
-    const std::uint32_t scales0 = decode_scales<kFirstStep>(f == 0 ? chunk.scales.x : chunk.scales.z);
-    const std::uint32_t scales1 = decode_scales<kFirstStep>(f == 0 ? chunk.scales.y : chunk.scales.w);
-    decode_word<0>(kFirstStep == 0 ? chunk.words[f].x : chunk.words[f].z, scales0, scales1, to.a[0][f]);
-    decode_word<1>(kFirstStep == 0 ? chunk.words[f].y : chunk.words[f].w, scales0, scales1, to.a[1][f]);
-  }
+__device__ inline void decode_steps(const ChunkWords& chunk, const ScaleMasks& masks, Operands& to) {
+  const std::uint32_t scales0 = decode_scales<kFirstStep>(chunk.scales.x, masks);
+  const std::uint32_t scales1 = decode_scales<kFirstStep>(chunk.scales.y, masks);
+  decode_word<0>(kFirstStep == 0 ? chunk.codes.x : chunk.codes.z, scales0, scales1, to.a[0]);
+  decode_word<1>(kFirstStep == 0 ? chunk.codes.y : chunk.codes.w, scales0, scales1, to.a[1]);
 }
 
 // Starts the products of two steps with the token tile `b` describes.
-template <class Config>
-__device__ void start_steps(const Operands& from, std::uint64_t b, Accumulators<Config>& acc) {
+template <int kN, int kAcc>
+__device__ inline void start_steps(const Operands& from, std::uint64_t b, float (&acc)[kAcc]) {
   ptx::wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int f = 0; f < 2; ++f) {
-      // 16 columns are 32 bytes, 2 in the descriptor's units of 16.
-      ptx::wgmma<Config::kTokens>(acc.f[f], from.a[i][f], b + i * 2, true);
-    }
-  }
+  ptx::wgmma<kN>(acc, from.a[0], b, true);
+  ptx::wgmma<kN>(acc, from.a[1], b + 2, true);  // 16 columns are 32 bytes, 2 in units of 16
   ptx::wgmma_commit();
 }
+
+// A consumer warpgroup: its place, and the stages it reads.
+template <class Config>
+struct Consumer {
+  int group;  // of the weight rows
+  int part;   // of K
+  std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0, chunk 0
+  std::uint64_t tokens;         // descriptor of stage 0, chunk 0
+  ScaleMasks masks;
+  StageRing ring;
+
+  __device__ Consumer(GemmStorage<Config>& s) {
+    // The same for every lane, and the compiler told so.
+    const int index = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
+    group = index % Config::kRowGroups, part = index / Config::kRowGroups;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const std::uint32_t weights = ptx::shared_address(s.weights[0][group][0]);
+    codes = weights + (warp * 32 + lane) * 16;
+    scales = weights + kChunkCodeBytes + (warp * 8 + lane / 4) * 8;
+    tokens = ptx::swizzled_descriptor(s.tokens[0][0]);
+  }
+
+  // acc = this warpgroup's 64 weight rows times kN tokens over its share of K. `here`: it has such rows.
+  // Half a chunk is decoded while the tensor cores work on the half before; a stage is given back once the
+  // first products of the next one are under way.
+  template <int kN>
+  __device__ __forceinline__ void multiply(int chunks, bool here, GemmStorage<Config>& s, float (&acc)[Config::kAcc]) {
+#pragma unroll
+    for (int i = 0; i < Config::kAcc; ++i) acc[i] = 0.0f;
+    Operands early, late;
+    int held = -1;
+    ptx::wgmma_pin(acc);
+    for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
+      ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
+      ptx::fence_async_proxy();
+      const std::uint32_t stage = ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes);
+      const std::uint64_t b0 = tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes >> 4);
+      bool used = false;
+#pragma unroll
+      for (int i = 0; i < Config::kStageChunks; i += Config::kSplit) {
+        const int at = i + part;
+        if (!here || chunk + at >= chunks) break;
+        const std::uint32_t offset = stage + at * kChunkBytes;
+        const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
+        const std::uint64_t b = b0 + at * (Config::kTokenTileBytes >> 4);
+        decode_steps<0>(words, masks, early);
+        start_steps<kN>(early, b, acc);
+        ptx::wgmma_wait<1>();
+        if (i == 0 && held >= 0) warp_arrive(&s.empty[held]);
+        decode_steps<2>(words, masks, late);
+        start_steps<kN>(late, b + 4, acc);
+        ptx::wgmma_wait<1>();
+        used = true;
+      }
+      if (used) {
+        held = ring.index;
+      } else {
+        warp_arrive(&s.empty[ring.index]);
+      }
+      ring.template advance<Config::kStages>();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(acc);
+    if (held >= 0) warp_arrive(&s.empty[held]);
+  }
+
+  // multiply() with the smallest width that holds n tokens.
+  template <int... kN>
+  __device__ __forceinline__ void multiply_any(int n, int chunks, bool here, GemmStorage<Config>& s, float (&acc)[Config::kAcc],
+                               std::integer_sequence<int, kN...>) {
+    (void)((n <= kN && (multiply<kN>(chunks, here, s, acc), true)) || ...);
+  }
+};
 
 // Named barrier 1 over all consumers.
 template <class Config>
@@ -389,137 +356,72 @@ __device__ void sync_consumers() {
   asm volatile("bar.sync 1, %0;" ::"n"(128 * Config::kConsumers) : "memory");
 }
 
-// Adds the split warpgroups' accumulators into the first one's, in their order, through shared memory that
-// follows the storage.
-template <class Config>
-__device__ void add_splits(int part, float* scratch, Accumulators<Config>& acc) {
-  constexpr int kFloats = 2 * Config::kAcc;
-  const int thread = threadIdx.x % 128;
-  if (part > 0) {
+// Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs together,
+// and where the shares of K are added in their order. An item is four adjacent weight rows (or four of gate and
+// the same of up) of one token; lanes take adjacent items.
+template <class Config, class Epilogue>
+__device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue, const Tile& tile, bool here,
+                       const TokenScales* scales, GemmStorage<Config>& s, const float (&acc)[Config::kAcc]) {
+  constexpr int kGroups = Config::kPassTokens / 8;  // of 8 tokens
+  constexpr int kItems = Config::kRows / Epilogue::kItemRows;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  float* own = s.sums[consumer.part][2 * (lane % 4)] + consumer.group * kTileRows + warp * 16 + lane / 4;
+  // A single pass is no loop: the accumulators are done with before the epilogue begins.
+  const int end = Config::kTokens == Config::kPassTokens ? 1 : tile.rows;
+  for (int first = 0; first < end; first += Config::kPassTokens) {
+    sync_consumers<Config>();  // the last pass has been read
+    if (here) {
+      // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
 #pragma unroll
-    for (int i = 0; i < kFloats; ++i) {
-      scratch[((part - 1) * kFloats + i) * 128 + thread] = acc.f[i / Config::kAcc][i % Config::kAcc];
-    }
-  }
-  sync_consumers<Config>();
-  if (part == 0) {
-    for (int other = 0; other < Config::kSplit - 1; ++other) {
-#pragma unroll
-      for (int i = 0; i < kFloats; ++i) {
-        acc.f[i / Config::kAcc][i % Config::kAcc] += scratch[(other * kFloats + i) * 128 + thread];
+      for (int j = 0; j < Config::kTokens / 8; ++j) {
+        if (j / kGroups * Config::kPassTokens != first) continue;
+        float* to = own + j % kGroups * 8 * Config::kPitch;
+        to[0] = acc[4 * j];
+        to[Config::kPitch] = acc[4 * j + 1];
+        to[8] = acc[4 * j + 2];
+        to[Config::kPitch + 8] = acc[4 * j + 3];
       }
     }
-  }
-  sync_consumers<Config>();
-}
-
-// Calls visit(j, values) for each group of 8 tokens; values[f] are the four accumulators of fragment f. A
-// loop over registers would have to be unrolled, and 16 copies of an epilogue do not fit the instruction
-// cache: so the accumulators pass through this thread's own shared memory, 32 tokens at a time.
-template <class Config>
-inline constexpr int kPassGroups = (Config::kTokens < 32 ? Config::kTokens : 32) / 8;
-template <class Config>
-inline constexpr int kPassFloats = kPassGroups<Config> * 8;  // of a thread
-
-template <class Config, class Visit>
-__device__ void for_each_token_group(Accumulators<Config>& acc, float* scratch, const Visit& visit) {
-  constexpr int kGroups = kPassGroups<Config>;
-  float4* own = reinterpret_cast<float4*>(scratch) + threadIdx.x % 128;
+    sync_consumers<Config>();
+    const int tokens = min((tile.rows - first + 7) / 8 * 8, Config::kPassTokens);
 #pragma unroll 1
-  for (int pass = 0; pass < Config::kTokens / 8 / kGroups; ++pass) {
+    for (int i = thread; i < tokens * kItems; i += 128 * Config::kConsumers) {
+      const int token = i / kItems;
+      const auto sum_of = [&](int row) {
+        float4 sum = *reinterpret_cast<const float4*>(&s.sums[0][token][row]);
 #pragma unroll
-    for (int f = 0; f < 2; ++f) {
-      float* a = acc.f[f];
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        own[(j * 2 + f) * 128] = make_float4(a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3]);
-      }
-#pragma unroll
-      for (int i = 0; i + 4 * kGroups < Config::kAcc; ++i) a[i] = a[i + 4 * kGroups];
-    }
-#pragma unroll 1
-    for (int j = 0; j < kGroups; ++j) {
-      const float4 values[2] = {own[j * 2 * 128], own[(j * 2 + 1) * 128]};
-      visit(pass * kGroups + j, values);
+        for (int part = 1; part < Config::kSplit; ++part) {
+          const float4 more = *reinterpret_cast<const float4*>(&s.sums[part][token][row]);
+          sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+        }
+        return sum;
+      };
+      epilogue.run(tile, first + token, i % kItems, scales[first + token], sum_of);
     }
   }
 }
 
 template <class Config, class Epilogue>
 __device__ void consume(const GemmParams& p, const Epilogue& epilogue, const TileWalk<Config>& walk,
-                        GemmStorage<Config>& s, float* scratch) {
+                        GemmStorage<Config>& s) {
   const int chunks = static_cast<int>(chunks_of(p.cols));
-  // The same for every lane, and the compiler told so.
-  const int consumer = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
-  const int part = Config::kSplit > 1 ? consumer : 0;
-  const int group = Config::kSplit > 1 ? 0 : consumer;
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const std::uint32_t first_codes = ptx::shared_address(s.weights[0][consumer]) + (warp * 32 + lane) * 16;
-  const std::uint32_t first_scales =
-      ptx::shared_address(s.weights[0][consumer]) + kChunkCodeBytes + (warp * 8 + lane / 4) * 16;
-  const std::uint64_t first_tokens = ptx::swizzled_descriptor(s.tokens[0][part]);
-  StageRing ring;
-  for (std::int64_t index = blockIdx.x; index < walk.count(); index += gridDim.x) {
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  Consumer<Config> consumer(s);
+  int buffer = 0;
+  for (int index = blockIdx.x; index < walk.count(); index += gridDim.x, buffer ^= 1) {
     const Tile tile = walk.at(index);
-    const bool here = tile.weight_tile + group < p.tiles;
-    const int own_chunks = here ? chunks - part : 0;
-    Accumulators<Config> acc;
-#pragma unroll
-    for (int i = 0; i < Config::kAcc; ++i) acc.f[0][i] = acc.f[1][i] = 0.0f;
-    // Half a chunk is decoded while the tensor cores work on the half before; a stage is given back once the
-    // first products of the next one are under way.
-    Operands early, late;
-    int held = -1;
-    ptx::wgmma_pin(acc.f[0]);
-    ptx::wgmma_pin(acc.f[1]);
-    for (int chunk = 0; chunk < chunks; chunk += Config::kSplit) {
-      ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
-      ptx::fence_async_proxy();
-      if (chunk < own_chunks) {
-        constexpr int kStageBytes = Config::kConsumers * kChunkBytes;
-        const ChunkWords words =
-            read_chunk(first_codes + ring.index * kStageBytes, first_scales + ring.index * kStageBytes);
-        const std::uint64_t b = first_tokens + ring.index * (Config::kSplit * Config::kTokenTileBytes >> 4);
-        decode_steps<0>(words, early);
-        start_steps<Config>(early, b, acc);
-        ptx::wgmma_wait<1>();
-        if (held >= 0) warp_arrive(&s.empty[held]);
-        decode_steps<2>(words, late);
-        start_steps<Config>(late, b + 4, acc);
-        ptx::wgmma_wait<1>();
-        held = ring.index;
-      } else {
-        warp_arrive(&s.empty[ring.index]);
-      }
-      ring.advance<Config::kStages>();
-    }
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_pin(acc.f[0]);
-    ptx::wgmma_pin(acc.f[1]);
-    if (held >= 0) warp_arrive(&s.empty[held]);
-    if constexpr (Config::kSplit > 1) add_splits<Config>(part, scratch, acc);
-    if (here && part == 0) {
-      for_each_token_group<Config>(acc, scratch + group * kPassFloats<Config> * 128,
-                                   [&](int j, const float4(&v)[2]) {
-                                     if (8 * j < tile.rows)
-                                       epilogue.template run<Config>(tile, tile.weight_tile + group, j, v);
-                                   });
-    }
+    const bool here = tile.weight_tile + consumer.group < p.tiles;
+    // Two tiles apart the barriers of finish() lie between this write and the reads before it.
+    if (thread < Config::kTokens && thread < tile.rows)
+      s.scales[buffer][thread] = epilogue.token_scales(tile.first_row + thread);
+    float acc[Config::kAcc];
+    consumer.multiply_any(tile.rows, chunks, here, s, acc, typename Config::Widths{});
+    finish<Config>(consumer, epilogue, tile, here, s.scales[buffer], s, acc);
   }
 }
 
 // ---- Kernel
-
-template <class Config>
-constexpr int scratch_bytes() {
-  const int splits = (Config::kSplit - 1) * 2 * Config::kAcc,
-            passes = Config::kRowGroups * kPassFloats<Config>;
-  return (splits > passes ? splits : passes) * 128 * static_cast<int>(sizeof(float));
-}
-template <class Config>
-constexpr int shared_bytes() {
-  return static_cast<int>(sizeof(GemmStorage<Config>)) + scratch_bytes<Config>();
-}
 
 template <class Config, class Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -529,7 +431,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // NOTE: no rounding up of the address: that would hide from the compiler that this is shared memory.
   extern __shared__ __align__(1024) std::uint8_t shared[];
   auto& s = *reinterpret_cast<GemmStorage<Config>*>(shared);
-  auto* scratch = reinterpret_cast<float*>(&s + 1);
   sum_token_tiles<Config>(p, s);
   if (threadIdx.x == 32) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -544,14 +445,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Roles.
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));
-    if constexpr (Config::kFormat == TokenFormat::kBf16) {
-      produce_bf16<Config>(p, walk, s);
-    } else {
-      produce_nvfp4<Config>(p, walk, s);
-    }
+    produce<Config>(p, walk, s);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegs));
-    consume<Config>(p, epilogue, walk, s, scratch);
+    consume<Config>(p, epilogue, walk, s);
   }
 #else
   __trap();

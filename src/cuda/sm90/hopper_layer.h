@@ -26,7 +26,7 @@ class HopperLayer final : public PreparedLayer {
                            cudaStream_t stream) const;
   cudaError_t gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
                            cudaStream_t stream) const;
-  std::int64_t gemm_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const;
+  std::int64_t gemm_workspace_bytes(ActivationFormat format, std::int64_t x_rows, std::int64_t h_rows) const;
 
   // Operands in host memory.
   std::int64_t gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,

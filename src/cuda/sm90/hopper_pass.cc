@@ -58,7 +58,8 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
-  b.gemm_workspace = arena.take<std::byte>(layer_.gemm_workspace_bytes(options_.activations, pairs));
+  b.gemm_workspace =
+      arena.take<std::byte>(layer_.gemm_workspace_bytes(options_.activations, b.x.rows, pairs));
   b.bytes = arena.used();
   return b;
 }

@@ -6,7 +6,7 @@
 namespace megamoe::sm90 {
 namespace {
 
-constexpr int kThreads = 2 * 4 * 32;  // fragment, warp, lane: as in the chunk
+constexpr int kThreads = 4 * 32;  // warp, lane: as in the chunk
 
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(WeightRole role, const RawWeights* raws, std::int64_t tiles, std::int64_t chunks,
@@ -16,18 +16,18 @@ __global__ void __launch_bounds__(kThreads)
   std::uint8_t* out = packed + at * kChunkBytes;
   const int thread = static_cast<int>(threadIdx.x);
   {
-    const int fragment = thread / 128, warp = thread / 32 % 4, lane = thread % 32;
+    const int warp = thread / 32, lane = thread % 32;
     std::uint32_t words[4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      words[step] = pack_word(role, raw, tile, chunk, fragment, warp, lane, step);
+      words[step] = pack_word(role, raw, tile, chunk, warp, lane, step);
     }
     reinterpret_cast<uint4*>(out)[thread] = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  if (thread < 128) {
-    const int warp = thread / 32, group = thread / 4 % 8, fragment = thread / 2 % 2, half = thread % 2;
+  if (thread < kTileRows) {
+    const int warp = thread / 16, group = thread / 2 % 8, half = thread % 2;
     reinterpret_cast<std::uint32_t*>(out + kChunkCodeBytes)[thread] =
-        pack_scales(role, raw, tile, chunk, fragment, warp, group, half);
+        pack_scales(role, raw, tile, chunk, warp, group, half);
   }
 }
 

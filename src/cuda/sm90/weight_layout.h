@@ -1,17 +1,14 @@
 // weight_layout.h: how the Hopper kernels keep NVFP4 weights: 4.5 bits each, in the order the decoder reads
 // them.
 //
-// A tile is 128 rows of the weight matrix (of gate and up together, 64 each, for the first GEMM); rows beyond
-// the matrix are zero. A chunk is one tile by 64 columns, 4608 bytes, read by one bulk copy; the chunks of a
-// tile follow each other along K, the tiles along the rows, the experts last.
+// A tile is 64 rows: of one matrix, or of gate and up together, alternating every 8 rows; rows beyond the
+// matrix are zero. A chunk is one tile by 64 columns, 2304 bytes, read by one bulk copy; the chunks of a tile
+// follow each other along K, the tiles along the rows, the experts last.
 //
-//   chunk   codes   [fragment 2][warp 4][lane 32][step 4]  32 bits: what one thread feeds one wgmma step (16
-//   columns)
-//           scales  [warp 4][group 8][fragment 2][half 2]  32 bits: the scales of one row's four blocks
+//   chunk   codes   [warp 4][lane 32][step 4]  32 bits: what one thread feeds one wgmma step (16 columns)
+//           scales  [warp 4][group 8][half 2]  32 bits: the scales of one row's four blocks
 //
-// A wgmma step takes 64 rows: fragment f, warp w, group g = lane / 4, half h stand for matrix row 16 w + 8 h
-// + g of the instruction. Which row of the weights that is, is ours to choose, so that a thread's
-// accumulators are what its epilogue needs together: tile_row() below.
+// A wgmma step takes the tile's 64 rows: warp w, group g = lane / 4 and half h stand for row 16 w + 8 h + g.
 //
 //   word    eight codes of one thread and step: pair p (rows of half p % 2, columns 2 (lane % 4) + 8 (p / 2)
 //   + {0, 1}),
@@ -34,7 +31,7 @@
 
 namespace megamoe::sm90 {
 
-inline constexpr int kTileRows = 128;
+inline constexpr int kTileRows = 64;
 inline constexpr int kChunkCols = 64;
 inline constexpr int kChunkCodeBytes = kTileRows * kChunkCols / 2;
 inline constexpr int kChunkBytes = kChunkCodeBytes + kTileRows * kChunkCols / 16;
@@ -43,8 +40,8 @@ inline constexpr int kChunkBytes = kChunkCodeBytes + kTileRows * kChunkCols / 16
 inline constexpr int kOperandShift = -7;
 
 enum class WeightRole {
-  kGateUp,  // first GEMM of a gated layer: half 0 is gate, half 1 up, of the same intermediate column
-  kPlain,   // one matrix: a thread's four rows (half, fragment) are adjacent
+  kGateUp,  // first GEMM of a gated layer: 8 rows of gate, the same 8 of up, the next 8 of gate, ...
+  kPlain,   // one matrix
 };
 
 struct TileRow {
@@ -52,11 +49,10 @@ struct TileRow {
   std::int64_t row;  // of that matrix
 };
 
-// The row of the weights at (tile, fragment, warp, group, half).
-MEGAMOE_HD constexpr TileRow tile_row(WeightRole role, std::int64_t tile, int fragment, int warp, int group,
-                                      int half) {
-  if (role == WeightRole::kGateUp) return {half, tile * 64 + warp * 16 + group * 2 + fragment};
-  return {0, tile * 128 + warp * 32 + group * 4 + half * 2 + fragment};
+// The row of the weights at (tile, warp, group, half).
+MEGAMOE_HD constexpr TileRow tile_row(WeightRole role, std::int64_t tile, int warp, int group, int half) {
+  if (role == WeightRole::kGateUp) return {half, tile * (kTileRows / 2) + warp * 8 + group};
+  return {0, tile * kTileRows + warp * 16 + half * 8 + group};
 }
 
 MEGAMOE_HD constexpr std::int64_t tiles_of(WeightRole role, std::int64_t rows) {
@@ -117,12 +113,12 @@ constexpr std::int64_t packed_bytes(WeightRole role, std::int64_t rows, std::int
   return tiles_of(role, rows) * chunks_of(cols) * kChunkBytes;
 }
 
-// One thread's share of a chunk: the 32-bit word of (fragment, warp, lane, step).
+// One thread's share of a chunk: the 32-bit word of (warp, lane, step).
 MEGAMOE_HD constexpr std::uint32_t pack_word(WeightRole role, const RawWeights& raw, std::int64_t tile,
-                                             std::int64_t chunk, int fragment, int warp, int lane, int step) {
+                                             std::int64_t chunk, int warp, int lane, int step) {
   std::uint32_t word = 0;
   for (int pair = 0; pair < 4; ++pair) {
-    const TileRow at = tile_row(role, tile, fragment, warp, lane / 4, pair % 2);
+    const TileRow at = tile_row(role, tile, warp, lane / 4, pair % 2);
     const std::int64_t col = chunk * kChunkCols + step * 16 + pair / 2 * 8 + lane % 4 * 2;
     if (at.row >= raw.rows || col >= raw.cols) continue;
     if (raw.scales[at.matrix][at.row * (raw.cols / 16) + col / 16] == 0) continue;
@@ -135,9 +131,8 @@ MEGAMOE_HD constexpr std::uint32_t pack_word(WeightRole role, const RawWeights& 
 }
 // The scales of one row's four blocks in a chunk.
 MEGAMOE_HD constexpr std::uint32_t pack_scales(WeightRole role, const RawWeights& raw, std::int64_t tile,
-                                               std::int64_t chunk, int fragment, int warp, int group,
-                                               int half) {
-  const TileRow at = tile_row(role, tile, fragment, warp, group, half);
+                                               std::int64_t chunk, int warp, int group, int half) {
+  const TileRow at = tile_row(role, tile, warp, group, half);
   std::uint8_t packed[4] = {};
   for (int step = 0; step < 4; ++step) {
     const std::int64_t block = chunk * (kChunkCols / 16) + step;
