@@ -18,11 +18,16 @@ __device__ inline void bulk_copy(void* to_shared, const void* from_global, std::
       : "memory");
 }
 
-// 16 bytes by this thread; only the first `valid` come from memory, the rest is zero.
-__device__ inline void cp_async_16(void* to_shared, const void* from_global, int valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)),
-               "l"(from_global), "r"(valid)
-               : "memory");
+// 16 bytes by this thread, if `wanted`; only the first `valid` come from memory, the rest is zero.
+__device__ inline void cp_async_16(void* to_shared, const void* from_global, int valid, bool wanted) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %3, 0;\n"
+      "@wanted cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+      "}\n" ::"r"(shared_address(to_shared)),
+      "l"(from_global), "r"(valid), "r"(static_cast<int>(wanted))
+      : "memory");
 }
 
 // 16 or 8 bytes at a shared-memory address.

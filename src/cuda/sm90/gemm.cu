@@ -1,6 +1,8 @@
 // gemm.cu: picks the instance of the grouped GEMM kernel and launches it.
 #include "cuda/sm90/gemm.h"
 
+#include <utility>
+
 #include "cuda/quantize.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/grouped_gemm.cuh"
@@ -30,21 +32,22 @@ cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStrea
   return cudaGetLastError();
 }
 
-template <int... kN>
-using Widths = std::integer_sequence<int, kN...>;
+// The instance of this width.
+template <class Epilogue, int... kEighths>
+cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream,
+                         std::integer_sequence<int, kEighths...>) {
+  cudaError_t status = cudaErrorInvalidValue;
+  (void)((tokens == 8 * (kEighths + 1) &&
+          (status = launch<GemmConfig<8 * (kEighths + 1), 4>>(params, epilogue, stream), true)) ||
+         ...);
+  return status;
+}
 
 template <class Epilogue>
 cudaError_t launch_tile(const TileChoice& tile, const GemmParams& params, const Epilogue& epilogue,
                         cudaStream_t stream) {
-  switch (tile.tokens) {
-    case 8: return launch<GemmConfig<Widths<8>, 1, 4, 8, 6>>(params, epilogue, stream);
-    case 32: return launch<GemmConfig<Widths<8, 16, 24, 32>, 2, 2, 4, 5>>(params, epilogue, stream);
-    case 64: return launch<GemmConfig<Widths<16, 32, 48, 64>, 2, 2, 2, 5>>(params, epilogue, stream);
-    case 128:
-      return launch<GemmConfig<Widths<32, 48, 64, 80, 96, 112, 128>, 2, 1, 1, 8>>(params, epilogue, stream);
-    case 160: return launch<GemmConfig<Widths<112, 128, 144, 160>, 2, 1, 1, 7>>(params, epilogue, stream);
-    default: return launch<GemmConfig<Widths<160, 192, 208, 256>, 2, 1, 1, 5>>(params, epilogue, stream);
-  }
+  if (tile.row_groups == 1) return launch<GemmConfig<8, 1>>(params, epilogue, stream);
+  return launch_width(tile.tokens, params, epilogue, stream, std::make_integer_sequence<int, kMaxTileTokens / 8>{});
 }
 
 template <class Epilogue>

@@ -52,22 +52,24 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
 // The tile for a problem: a pure function of its size.
 struct TileChoice {
-  int tokens;      // the most of a tile
-  int row_groups;  // warpgroups along the weight rows, 64 each
-  int split;       // warpgroups along K
+  int tokens;      // of a tile, a multiple of 8
+  int row_groups;  // warpgroups along the weight rows, 64 each: 1 or 4; of the four the others share K
   friend bool operator==(const TileChoice&, const TileChoice&) = default;
 };
-// Few rows in all: many small pieces of weights, so that no SM waits long for the last one. Few rows for each
-// expert: wide enough for the fullest expert, whose weights would be decoded again for a second tile.
+inline constexpr int kMaxTileTokens = 112;
+
+// Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else as many tiles for an
+// expert as its rows need, wide enough for most: experts' rows scatter around their mean by its square root, and
+// one row too many decodes the weights again.
 constexpr TileChoice choose_tile(std::int64_t rows, int experts) {
+  if (rows <= 16) return {8, 1};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
-  const std::int64_t mean = busy > 0 ? (rows + busy - 1) / busy : 0;
-  if (rows <= 16) return {8, 1, 4};
-  if (mean <= 16) return {32, 2, 2};
-  if (mean <= 32) return {64, 2, 2};
-  if (mean <= 104) return {128, 2, 1};
-  if (mean <= 140) return {160, 2, 1};
-  return {256, 2, 1};
+  const std::int64_t mean = (rows + busy - 1) / busy;
+  std::int64_t root = 1;
+  while (root * root < mean) ++root;
+  const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 3 / 2);
+  const std::int64_t tiles = (most + kMaxTileTokens - 1) / kMaxTileTokens;
+  return {static_cast<int>((most + 8 * tiles - 1) / (8 * tiles) * 8), 4};
 }
 
 }  // namespace megamoe::sm90

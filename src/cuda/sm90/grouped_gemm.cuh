@@ -3,8 +3,8 @@
 //
 // The weights are the first operand: decoded from 4 bits to BF16 straight into the registers of wgmma,
 // products exact. Tokens, in BF16, are the second operand, in shared memory; so a tile may have any multiple of
-// 8 tokens, weights stream, and what is decoded once serves up to 256 tokens. One persistent CTA per SM: a
-// producer warpgroup fills a ring of stages, consumer warpgroups multiply 64 weight rows each.
+// 8 tokens, and weights stream. One persistent CTA per SM: a producer warpgroup fills a ring of stages, consumer
+// warpgroups multiply 64 weight rows each.
 //
 //   Config    tile sizes, stages, threads
 //   Params    pointers and sizes
@@ -16,7 +16,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <utility>
 
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/mbarrier.h"
@@ -28,38 +27,35 @@ namespace megamoe::sm90 {
 
 // ---- Config
 
-// `Widths`: the values of wgmma's N that a tile may take, ascending; the last is the most tokens of a tile.
-template <class Widths_, int kRowGroups_, int kSplit_, int kStageChunks_, int kStages_>
+// The width is the kernel's, not the tile's: with several to choose from inside it, the compiler no longer knows
+// that a warp's lanes go the same way.
+template <int kTokens_, int kRowGroups_>
 struct GemmConfig {
-  using Widths = Widths_;
-  template <int... kN>
-  static constexpr int largest(std::integer_sequence<int, kN...>) {
-    int result = 0;
-    ((result = kN), ...);
-    return result;
-  }
-  static constexpr int kTokens = largest(Widths{});
-  static constexpr int kRowGroups = kRowGroups_;  // warpgroups side by side along the weight rows, 64 each
-  static constexpr int kSplit = kSplit_;          // warpgroups that share the K of those rows, chunk by chunk
-  static constexpr int kStageChunks = kStageChunks_;  // of K in a stage
-  static constexpr int kStages = kStages_;
+  static constexpr int kTokens = kTokens_;  // of a tile: wgmma's N
+  // Four warpgroups multiply, four warps on a scheduler: while some wait for the tensor cores the others decode.
+  static constexpr int kConsumers = 4;
+  static constexpr int kRowGroups = kRowGroups_;          // of them side by side along the weight rows, 64 each
+  static constexpr int kSplit = kConsumers / kRowGroups;  // that share the K of those rows, chunk by chunk
   static constexpr int kRows = kRowGroups * kTileRows;
-  static constexpr int kConsumers = kRowGroups * kSplit;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kAcc = kTokens / 2;  // accumulators of a thread
   static constexpr int kTokenTileBytes = kTokens * kChunkCols * 2;
-  // Tokens whose accumulators are in shared memory together on their way to the epilogue.
-  static constexpr int kPassTokens = kTokens <= 64 ? kTokens : 48;
-  // Rows of a token there, and what keeps its banks apart.
+  // Chunks of K in a stage: with few tokens more, so that waiting for a stage is worth it.
+  static constexpr int kStageChunks = kSplit * (kTokens <= 32 ? 4 / (kSplit > 1 ? 2 : 1) : kTokens <= 64 ? 2 : 1);
+  // Floats of a token where the accumulators pass through shared memory: its rows, and what keeps banks apart.
   static constexpr int kPitch = kRows + 4;
+  // Stages: as many as shared memory holds beside the sums and 16 KiB for the rest.
+  static constexpr int kStageBytes = kStageChunks * (kTokenTileBytes + kRowGroups * kChunkBytes);
+  static constexpr int kSumBytes = kSplit * kTokens * kPitch * 4;
+  static constexpr int kMostStages = ((227 - 16) * 1024 - kSumBytes) / kStageBytes;
+  static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   // Registers: 64K over all threads, and setmaxnreg moves them from the producer to the consumers.
-  static constexpr int kProducerRegs = kConsumers == 2 ? 88 : 32;
-  static constexpr int kConsumerRegs = kConsumers == 2 ? 208 : 112;
+  static constexpr int kProducerRegs = 32;
+  static constexpr int kConsumerRegs = 112;
   // What the launch allocates: the bound's registers, in steps of 8, for every thread.
   static constexpr int kLaunchRegs = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * kLaunchRegs,
                 "more registers than the CTA owns: setmaxnreg would wait for ever");
-  static_assert(kTokens % 8 == 0 && kTokens <= 256 && kStageChunks % kSplit == 0);
+  static_assert(kTokens % 8 == 0 && kStages >= 3 && kSplit * kRowGroups == kConsumers);
 };
 
 // ---- Params
@@ -91,7 +87,7 @@ struct alignas(1024) GemmStorage {
   std::uint8_t tokens[Config::kStages][Config::kStageChunks][Config::kTokenTileBytes];
   alignas(128) std::uint8_t weights[Config::kStages][Config::kRowGroups][Config::kStageChunks][kChunkBytes];
   // Accumulators in passing, of each share of K.
-  alignas(16) float sums[Config::kSplit][Config::kPassTokens][Config::kPitch];
+  alignas(16) float sums[Config::kSplit][Config::kTokens][Config::kPitch];
   TokenScales scales[2][Config::kTokens];  // of this tile and of the last
   std::uint64_t full[Config::kStages];
   std::uint64_t empty[Config::kStages];
@@ -218,8 +214,8 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
   StageRing ring;
   for (int index = blockIdx.x; index < walk.count(); index += gridDim.x) {
     const Tile tile = walk.at(index);
-    const int rows = (tile.rows + kStep - 1) / kStep;  // of every thread: beyond the last token it comes again
-    std::int32_t token[kRows];
+    const int rows = (tile.rows + kStep - 1) / kStep;
+    std::int32_t token[kRows];  // -1: no such row
     for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
       ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
       if (threadIdx.x == 0) load_weights<Config>(p, tile, chunk, chunks, ring.index, s);
@@ -227,8 +223,8 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
           if (i >= rows) break;
-          const int at = tile.first_row + min(first + i * kStep, tile.rows - 1);
-          token[i] = p.gather != nullptr ? p.gather[at] : at;
+          const int at = tile.first_row + first + i * kStep;
+          token[i] = first + i * kStep >= tile.rows ? -1 : p.gather != nullptr ? p.gather[at] : at;
         }
       }
 #pragma unroll
@@ -241,7 +237,8 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
           if (i >= rows) break;
-          ptx::cp_async_16(to + i * kStep * 128, from + token[i] * p.token_stride, inside ? 16 : 0);
+          ptx::cp_async_16(to + i * kStep * 128, from + static_cast<std::int64_t>(token[i]) * p.token_stride,
+                           inside ? 16 : 0, token[i] >= 0);
         }
       }
       ptx::mbarrier_arrive_after_cp_async(&s.full[ring.index]);
@@ -269,68 +266,69 @@ __device__ inline void decode_steps(const ChunkWords& chunk, const ScaleMasks& m
 }
 
 // Starts the products of two steps with the token tile `b` describes.
-template <int kN, int kAcc>
-__device__ inline void start_steps(const Operands& from, std::uint64_t b, float (&acc)[kAcc]) {
+template <int kN>
+__device__ inline void start_steps(const Operands& from, ptx::Descriptor b, float (&acc)[kN / 2]) {
   ptx::wgmma_fence();
   ptx::wgmma<kN>(acc, from.a[0], b, true);
-  ptx::wgmma<kN>(acc, from.a[1], b + 2, true);  // 16 columns are 32 bytes, 2 in units of 16
+  ptx::wgmma<kN>(acc, from.a[1], b + 32, true);  // 16 columns are 32 bytes
   ptx::wgmma_commit();
 }
+
+// Of all lanes the same, and the compiler told so: loops over it need no masks, addresses no vector registers.
+__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
 // A consumer warpgroup: its place, and the stages it reads.
 template <class Config>
 struct Consumer {
   int group;  // of the weight rows
   int part;   // of K
-  std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0, chunk 0
-  std::uint64_t tokens;         // descriptor of stage 0, chunk 0
+  std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0
+  ptx::Descriptor tokens;       // of stage 0
   ScaleMasks masks;
   StageRing ring;
 
   __device__ Consumer(GemmStorage<Config>& s) {
-    // The same for every lane, and the compiler told so.
-    const int index = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
+    const int index = uniform(static_cast<int>(threadIdx.x) / 128 - 1);
     group = index % Config::kRowGroups, part = index / Config::kRowGroups;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const std::uint32_t weights = ptx::shared_address(s.weights[0][group][0]);
-    codes = weights + (warp * 32 + lane) * 16;
-    scales = weights + kChunkCodeBytes + (warp * 8 + lane / 4) * 8;
-    tokens = ptx::swizzled_descriptor(s.tokens[0][0]);
+    codes = weights + part * kChunkBytes + (warp * 32 + lane) * 16;
+    scales = weights + part * kChunkBytes + kChunkCodeBytes + (warp * 8 + lane / 4) * 8;
+    tokens = ptx::Descriptor::swizzled(s.tokens[0][part]);
   }
 
-  // acc = this warpgroup's 64 weight rows times kN tokens over its share of K. `here`: it has such rows.
-  // Half a chunk is decoded while the tensor cores work on the half before; a stage is given back once the
-  // first products of the next one are under way.
-  template <int kN>
-  __device__ __forceinline__ void multiply(int chunks, bool here, GemmStorage<Config>& s, float (&acc)[Config::kAcc]) {
+  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. `here`: it has such rows.
+  // Half a chunk is decoded while the tensor cores work on the half before; a stage is given back once the first
+  // products of the next one are under way.
+  __device__ __forceinline__ void multiply(int chunks, bool here, GemmStorage<Config>& s,
+                                           float (&acc)[Config::kTokens / 2]) {
 #pragma unroll
-    for (int i = 0; i < Config::kAcc; ++i) acc[i] = 0.0f;
-    Operands early, late;
-    int held = -1;
+    for (int i = 0; i < Config::kTokens / 2; ++i) acc[i] = 0.0f;
     ptx::wgmma_pin(acc);
+    Operands early, late;
+    const int own_chunks = here ? chunks - part : 0;
+    int held = -1;
     for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
       ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
       ptx::fence_async_proxy();
       const std::uint32_t stage = ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes);
-      const std::uint64_t b0 = tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes >> 4);
-      bool used = false;
+      const ptx::Descriptor stage_tokens = tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes);
+      if (chunk < own_chunks) {
 #pragma unroll
-      for (int i = 0; i < Config::kStageChunks; i += Config::kSplit) {
-        const int at = i + part;
-        if (!here || chunk + at >= chunks) break;
-        const std::uint32_t offset = stage + at * kChunkBytes;
-        const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
-        const std::uint64_t b = b0 + at * (Config::kTokenTileBytes >> 4);
-        decode_steps<0>(words, masks, early);
-        start_steps<kN>(early, b, acc);
-        ptx::wgmma_wait<1>();
-        if (i == 0 && held >= 0) warp_arrive(&s.empty[held]);
-        decode_steps<2>(words, masks, late);
-        start_steps<kN>(late, b + 4, acc);
-        ptx::wgmma_wait<1>();
-        used = true;
-      }
-      if (used) {
+        for (int i = 0; i < Config::kStageChunks; i += Config::kSplit) {
+          if (i == 0 || chunk + i < own_chunks) {
+            const std::uint32_t offset = stage + i * kChunkBytes;
+            const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
+            const ptx::Descriptor b = stage_tokens + i * Config::kTokenTileBytes;
+            decode_steps<0>(words, masks, early);
+            start_steps<Config::kTokens>(early, b, acc);
+            ptx::wgmma_wait<1>();
+            if (i == 0 && held >= 0) warp_arrive(&s.empty[held]);
+            decode_steps<2>(words, masks, late);
+            start_steps<Config::kTokens>(late, b + 64, acc);
+            ptx::wgmma_wait<1>();
+          }
+        }
         held = ring.index;
       } else {
         warp_arrive(&s.empty[ring.index]);
@@ -340,13 +338,6 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(acc);
     if (held >= 0) warp_arrive(&s.empty[held]);
-  }
-
-  // multiply() with the smallest width that holds n tokens.
-  template <int... kN>
-  __device__ __forceinline__ void multiply_any(int n, int chunks, bool here, GemmStorage<Config>& s, float (&acc)[Config::kAcc],
-                               std::integer_sequence<int, kN...>) {
-    (void)((n <= kN && (multiply<kN>(chunks, here, s, acc), true)) || ...);
   }
 };
 
@@ -361,44 +352,36 @@ __device__ void sync_consumers() {
 // the same of up) of one token; lanes take adjacent items.
 template <class Config, class Epilogue>
 __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue, const Tile& tile, bool here,
-                       const TokenScales* scales, GemmStorage<Config>& s, const float (&acc)[Config::kAcc]) {
-  constexpr int kGroups = Config::kPassTokens / 8;  // of 8 tokens
+                       const TokenScales* scales, GemmStorage<Config>& s, const float (&acc)[Config::kTokens / 2]) {
   constexpr int kItems = Config::kRows / Epilogue::kItemRows;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int thread = static_cast<int>(threadIdx.x) - 128;
-  float* own = s.sums[consumer.part][2 * (lane % 4)] + consumer.group * kTileRows + warp * 16 + lane / 4;
-  // A single pass is no loop: the accumulators are done with before the epilogue begins.
-  const int end = Config::kTokens == Config::kPassTokens ? 1 : tile.rows;
-  for (int first = 0; first < end; first += Config::kPassTokens) {
-    sync_consumers<Config>();  // the last pass has been read
-    if (here) {
-      // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
+  sync_consumers<Config>();  // the last tile's sums have been read
+  if (here) {
+    // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float* to = s.sums[consumer.part][2 * (lane % 4)] + consumer.group * kTileRows + warp * 16 + lane / 4;
 #pragma unroll
-      for (int j = 0; j < Config::kTokens / 8; ++j) {
-        if (j / kGroups * Config::kPassTokens != first) continue;
-        float* to = own + j % kGroups * 8 * Config::kPitch;
-        to[0] = acc[4 * j];
-        to[Config::kPitch] = acc[4 * j + 1];
-        to[8] = acc[4 * j + 2];
-        to[Config::kPitch + 8] = acc[4 * j + 3];
-      }
+    for (int j = 0; j < Config::kTokens / 8; ++j, to += 8 * Config::kPitch) {
+      to[0] = acc[4 * j];
+      to[Config::kPitch] = acc[4 * j + 1];
+      to[8] = acc[4 * j + 2];
+      to[Config::kPitch + 8] = acc[4 * j + 3];
     }
-    sync_consumers<Config>();
-    const int tokens = min((tile.rows - first + 7) / 8 * 8, Config::kPassTokens);
+  }
+  sync_consumers<Config>();
+  const int tokens = (tile.rows + 7) / 8 * 8;  // whole warps go through the loop together
 #pragma unroll 1
-    for (int i = thread; i < tokens * kItems; i += 128 * Config::kConsumers) {
-      const int token = i / kItems;
-      const auto sum_of = [&](int row) {
-        float4 sum = *reinterpret_cast<const float4*>(&s.sums[0][token][row]);
+  for (int i = static_cast<int>(threadIdx.x) - 128; i < tokens * kItems; i += 128 * Config::kConsumers) {
+    const int token = i / kItems;
+    const auto sum_of = [&](int row) {
+      float4 sum = *reinterpret_cast<const float4*>(&s.sums[0][token][row]);
 #pragma unroll
-        for (int part = 1; part < Config::kSplit; ++part) {
-          const float4 more = *reinterpret_cast<const float4*>(&s.sums[part][token][row]);
-          sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
-        }
-        return sum;
-      };
-      epilogue.run(tile, first + token, i % kItems, scales[first + token], sum_of);
-    }
+      for (int part = 1; part < Config::kSplit; ++part) {
+        const float4 more = *reinterpret_cast<const float4*>(&s.sums[part][token][row]);
+        sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+      }
+      return sum;
+    };
+    epilogue.run(tile, token, i % kItems, scales[token], sum_of);
   }
 }
 
@@ -407,16 +390,17 @@ __device__ void consume(const GemmParams& p, const Epilogue& epilogue, const Til
                         GemmStorage<Config>& s) {
   const int chunks = static_cast<int>(chunks_of(p.cols));
   const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int count = uniform(walk.count());
   Consumer<Config> consumer(s);
   int buffer = 0;
-  for (int index = blockIdx.x; index < walk.count(); index += gridDim.x, buffer ^= 1) {
-    const Tile tile = walk.at(index);
+  for (int index = blockIdx.x; index < count; index += gridDim.x, buffer ^= 1) {
+    Tile tile = walk.at(index);
+    tile = {uniform(tile.expert), uniform(tile.rows), uniform(tile.first_row), uniform(tile.weight_tile)};
     const bool here = tile.weight_tile + consumer.group < p.tiles;
     // Two tiles apart the barriers of finish() lie between this write and the reads before it.
-    if (thread < Config::kTokens && thread < tile.rows)
-      s.scales[buffer][thread] = epilogue.token_scales(tile.first_row + thread);
-    float acc[Config::kAcc];
-    consumer.multiply_any(tile.rows, chunks, here, s, acc, typename Config::Widths{});
+    if (thread < tile.rows) s.scales[buffer][thread] = epilogue.token_scales(tile.first_row + thread);
+    float acc[Config::kTokens / 2];
+    consumer.multiply(chunks, here, s, acc);
     finish<Config>(consumer, epilogue, tile, here, s.scales[buffer], s, acc);
   }
 }
