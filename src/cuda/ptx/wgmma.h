@@ -59,7 +59,8 @@ __device__ inline void wgmma_impl(float (&acc)[kN / 2], const std::uint32_t (&a)
                            accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
 }
 template <int kN>
-__device__ inline void wgmma(float (&acc)[kN / 2], const std::uint32_t (&a)[4], Descriptor b, bool accumulate) {
+__device__ inline void wgmma(float (&acc)[kN / 2], const std::uint32_t (&a)[4], Descriptor b,
+                             bool accumulate) {
   wgmma_impl<kN>(acc, a, b.bits(), accumulate, std::make_index_sequence<kN / 2>());
 }
 

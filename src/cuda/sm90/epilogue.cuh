@@ -31,8 +31,8 @@ struct HiddenOut {
     return mode == L1Output::kNvfp4 ? tensor_scales[row] : 1.0f;
   }
 
-  // Four adjacent columns of h of a row, from `col`, under tensor scale g. A block of 16 lies in four adjacent
-  // lanes. All lanes of a warp come here together; the invalid ones store nothing.
+  // Four adjacent columns of h of a row, from `col`, under tensor scale g. A block of 16 lies in four
+  // adjacent lanes. All lanes of a warp come here together; the invalid ones store nothing.
   __device__ void quantize(const float (&h)[4], std::int64_t row, int col, bool valid, float g) const {
     float x[4];
     std::uint32_t amax = 0;
@@ -59,8 +59,8 @@ struct HiddenOut {
   }
 
   // The same four columns, and what their gate columns hold, in whichever form is asked for.
-  __device__ void store(const float (&gate)[4], const float (&h)[4], std::int64_t row, int col,
-                        bool valid, float g) const {
+  __device__ void store(const float (&gate)[4], const float (&h)[4], std::int64_t row, int col, bool valid,
+                        float g) const {
     if (mode == L1Output::kNvfp4) {
       quantize(h, row, col, valid, g);
     } else if (valid && mode == L1Output::kCompactBf16) {
@@ -93,8 +93,8 @@ __device__ inline float scaled(float sum, float token_scale, float weight_scale)
   return __fmul_rn(__fmul_rn(sum * kOperandFactor, token_scale), weight_scale);
 }
 
-// The epilogues. run() gets four adjacent weight rows of one token (finish() in grouped_gemm.cuh); all lanes of
-// a warp call it together, with adjacent items.
+// The epilogues. run() gets four adjacent weight rows of one token (finish() in grouped_gemm.cuh); all lanes
+// of a warp call it together, with adjacent items.
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
@@ -107,10 +107,13 @@ struct GatedEpilogue {
   const float* gate_bias;      // [experts][I] or null
   const float* up_bias;        // [experts][I] or null
 
-  __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), out.tensor_scale(row)}; }
+  __device__ TokenScales token_scales(std::int64_t row) const {
+    return {in.scale(row), out.tensor_scale(row)};
+  }
 
   template <class SumOf>
-  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales, const SumOf& sum_of) const {
+  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales,
+                      const SumOf& sum_of) const {
     const int col = tile.weight_tile * (kTileRows / 2) + item * 4;
     const bool valid = token < tile.rows && col < out.intermediate;
     const int row_of_gate = item / 2 * 16 + item % 2 * 4;
@@ -140,10 +143,13 @@ struct Relu2Epilogue {
   const float* weight_scales;  // [experts]
   const float* bias;           // [experts][I] or null
 
-  __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), out.tensor_scale(row)}; }
+  __device__ TokenScales token_scales(std::int64_t row) const {
+    return {in.scale(row), out.tensor_scale(row)};
+  }
 
   template <class SumOf>
-  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales, const SumOf& sum_of) const {
+  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales,
+                      const SumOf& sum_of) const {
     const int col = tile.weight_tile * kTileRows + item * 4;
     const bool valid = token < tile.rows && col < out.intermediate;
     const float4 ups = sum_of(item * 4);
@@ -172,7 +178,8 @@ struct PlainEpilogue {
   __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), 1.0f}; }
 
   template <class SumOf>
-  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales, const SumOf& sum_of) const {
+  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales,
+                      const SumOf& sum_of) const {
     const int col = tile.weight_tile * kTileRows + item * 4;
     if (token >= tile.rows || col >= width) return;
     const float4 sums = sum_of(item * 4);

@@ -24,7 +24,8 @@ cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStrea
       e != cudaSuccess) {
     return e;
   }
-  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
       e != cudaSuccess) {
     return e;
   }
@@ -47,7 +48,8 @@ template <class Epilogue>
 cudaError_t launch_tile(const TileChoice& tile, const GemmParams& params, const Epilogue& epilogue,
                         cudaStream_t stream) {
   if (tile.row_groups == 1) return launch<GemmConfig<8, 1>>(params, epilogue, stream);
-  return launch_width(tile.tokens, params, epilogue, stream, std::make_integer_sequence<int, kMaxTileTokens / 8>{});
+  return launch_width(tile.tokens, params, epilogue, stream,
+                      std::make_integer_sequence<int, kMaxTileTokens / 8>{});
 }
 
 template <class Epilogue>
@@ -69,11 +71,10 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
     params.token_stride = static_cast<std::uint32_t>(in.tokens.row_stride * 2);
   } else {
     // NVFP4 tokens are decoded once, without their tensor scales, rather than by every tile that reads them.
-    const cuda::Nvfp4In tokens{.codes = in.tokens.codes,
-                               .scales = in.tokens.block_scales,
-                               .row_count = in.gather == nullptr ? in.offsets + in.experts : nullptr};
-    const cudaError_t status = cuda::dequantize(tokens, in.tokens.rows, in.cols, cuda::ElementType::kBf16,
-                                                in.workspace, stream);
+    const cuda::Nvfp4In tokens{.codes = in.tokens.codes, .scales = in.tokens.block_scales};
+    const cuda::RowCount rows(in.tokens.rows, in.gather == nullptr ? in.offsets + in.experts : nullptr);
+    const cudaError_t status =
+        cuda::dequantize(tokens, rows, in.cols, cuda::ElementType::kBf16, in.workspace, stream);
     if (status != cudaSuccess) return status;
     params.tokens = static_cast<const std::uint8_t*>(in.workspace);
     params.token_stride = static_cast<std::uint32_t>(in.cols * 2);
@@ -100,12 +101,8 @@ cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
   out.tensor_scales = call.out.scales;
   out.saturated = call.saturated;
   if (call.activation.gated()) {
-    const GatedEpilogue epilogue{out,
-                                 call.activation,
-                                 tokens_in(call.in),
-                                 call.weight_scales,
-                                 call.gate_bias,
-                                 call.up_bias};
+    const GatedEpilogue epilogue{
+        out, call.activation, tokens_in(call.in), call.weight_scales, call.gate_bias, call.up_bias};
     return run(call.in, WeightRole::kGateUp, epilogue, stream);
   }
   if (call.mode == L1Output::kInterleavedBf16) return cudaErrorInvalidValue;

@@ -20,7 +20,7 @@ struct GroupedInput {
   std::int64_t weight_rows = 0;           // I (of gate and up each), or H
   std::int64_t cols = 0;                  // K, a multiple of 16
   const std::int64_t* offsets = nullptr;  // [experts + 1] on the device
-  std::int64_t max_rows = 0;              // no routing has more rows; chooses the tile, and with it the order of sums
+  std::int64_t max_rows = 0;  // no routing has more rows; chooses the tile, and with it the order of sums
   // Tokens in BF16 or NVFP4. BF16: 16-byte aligned rows. NVFP4: contiguous, scales are the tensor scales [*].
   ActivationRows tokens;
   const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
@@ -58,9 +58,9 @@ struct TileChoice {
 };
 inline constexpr int kMaxTileTokens = 112;
 
-// Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else as many tiles for an
-// expert as its rows need, wide enough for most: experts' rows scatter around their mean by its square root, and
-// one row too many decodes the weights again.
+// Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else as many tiles for
+// an expert as its rows need, wide enough for most: experts' rows scatter around their mean by its square
+// root, and one row too many decodes the weights again.
 constexpr TileChoice choose_tile(std::int64_t rows, int experts) {
   if (rows <= 16) return {8, 1};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread

@@ -2,9 +2,9 @@
 // on it.
 //
 // The weights are the first operand: decoded from 4 bits to BF16 straight into the registers of wgmma,
-// products exact. Tokens, in BF16, are the second operand, in shared memory; so a tile may have any multiple of
-// 8 tokens, and weights stream. One persistent CTA per SM: a producer warpgroup fills a ring of stages, consumer
-// warpgroups multiply 64 weight rows each.
+// products exact. Tokens, in BF16, are the second operand, in shared memory; so a tile may have any multiple
+// of 8 tokens, and weights stream. One persistent CTA per SM: a producer warpgroup fills a ring of stages,
+// consumer warpgroups multiply 64 weight rows each.
 //
 //   Config    tile sizes, stages, threads
 //   Params    pointers and sizes
@@ -27,21 +27,25 @@ namespace megamoe::sm90 {
 
 // ---- Config
 
-// The width is the kernel's, not the tile's: with several to choose from inside it, the compiler no longer knows
-// that a warp's lanes go the same way.
+// The width is the kernel's, not the tile's: with several to choose from inside it, the compiler no longer
+// knows that a warp's lanes go the same way.
 template <int kTokens_, int kRowGroups_>
 struct GemmConfig {
   static constexpr int kTokens = kTokens_;  // of a tile: wgmma's N
-  // Four warpgroups multiply, four warps on a scheduler: while some wait for the tensor cores the others decode.
+  // Four warpgroups multiply, four warps on a scheduler: while some wait for the tensor cores the others
+  // decode.
   static constexpr int kConsumers = 4;
-  static constexpr int kRowGroups = kRowGroups_;          // of them side by side along the weight rows, 64 each
+  static constexpr int kRowGroups = kRowGroups_;  // of them side by side along the weight rows, 64 each
   static constexpr int kSplit = kConsumers / kRowGroups;  // that share the K of those rows, chunk by chunk
   static constexpr int kRows = kRowGroups * kTileRows;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTokenTileBytes = kTokens * kChunkCols * 2;
   // Chunks of K in a stage: with few tokens more, so that waiting for a stage is worth it.
-  static constexpr int kStageChunks = kSplit * (kTokens <= 32 ? 4 / (kSplit > 1 ? 2 : 1) : kTokens <= 64 ? 2 : 1);
-  // Floats of a token where the accumulators pass through shared memory: its rows, and what keeps banks apart.
+  static constexpr int kStageChunks = kSplit * (kTokens <= 32   ? 4 / (kSplit > 1 ? 2 : 1)
+                                                : kTokens <= 64 ? 2
+                                                                : 1);
+  // Floats of a token where the accumulators pass through shared memory: its rows, and what keeps banks
+  // apart.
   static constexpr int kPitch = kRows + 4;
   // Stages: as many as shared memory holds beside the sums and 16 KiB for the rest.
   static constexpr int kStageBytes = kStageChunks * (kTokenTileBytes + kRowGroups * kChunkBytes);
@@ -98,9 +102,7 @@ struct alignas(1024) GemmStorage {
 // ---- Helpers
 
 // value cut to [0, limit].
-__device__ inline int clamp_to(int value, int limit) {
-  return value < 0 ? 0 : value < limit ? value : limit;
-}
+__device__ inline int clamp_to(int value, int limit) { return value < 0 ? 0 : value < limit ? value : limit; }
 
 // One piece of work: kRowGroups tiles of weights and up to kTokens rows of one expert.
 struct Tile {
@@ -185,7 +187,8 @@ __device__ inline void warp_arrive(std::uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Starts the copy of a stage's weights; by one thread. Chunks along K are adjacent in memory and in the stage.
+// Starts the copy of a stage's weights; by one thread. Chunks along K are adjacent in memory and in the
+// stage.
 template <class Config>
 __device__ void load_weights(const GemmParams& p, const Tile& tile, int chunk, int chunks, int stage,
                              GemmStorage<Config>& s) {
@@ -195,15 +198,15 @@ __device__ void load_weights(const GemmParams& p, const Tile& tile, int chunk, i
   for (int group = 0; group < groups; ++group) {
     const std::uint8_t* from =
         p.weights +
-        ((static_cast<std::int64_t>(tile.expert) * p.tiles + tile.weight_tile + group) * chunks + chunk) * kChunkBytes;
+        ((static_cast<std::int64_t>(tile.expert) * p.tiles + tile.weight_tile + group) * chunks + chunk) *
+            kChunkBytes;
     ptx::bulk_copy(s.weights[stage][group], from, bytes, &s.full[stage]);
   }
 }
 
-// The producer: weights by the copy engine, tokens by asynchronous copies of 16 bytes, eight threads to a row;
-// they arrive at the stage's barrier when they have landed.
-// NOTE: consumers order these writes before wgmma with a proxy fence. Here it would wait for every copy under
-// way.
+// The producer: weights by the copy engine, tokens by asynchronous copies of 16 bytes, eight threads to a
+// row; they arrive at the stage's barrier when they have landed. NOTE: consumers order these writes before
+// wgmma with a proxy fence. Here it would wait for every copy under way.
 template <class Config>
 __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
   constexpr int kStep = 16, kRows = (Config::kTokens + kStep - 1) / kStep;  // of a thread
@@ -274,14 +277,15 @@ __device__ inline void start_steps(const Operands& from, ptx::Descriptor b, floa
   ptx::wgmma_commit();
 }
 
-// Of all lanes the same, and the compiler told so: loops over it need no masks, addresses no vector registers.
+// Of all lanes the same, and the compiler told so: loops over it need no masks, addresses no vector
+// registers.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
 // A consumer warpgroup: its place, and the stages it reads.
 template <class Config>
 struct Consumer {
-  int group;  // of the weight rows
-  int part;   // of K
+  int group;                    // of the weight rows
+  int part;                     // of K
   std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0
   ptx::Descriptor tokens;       // of stage 0
   ScaleMasks masks;
@@ -297,9 +301,9 @@ struct Consumer {
     tokens = ptx::Descriptor::swizzled(s.tokens[0][part]);
   }
 
-  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. `here`: it has such rows.
-  // Half a chunk is decoded while the tensor cores work on the half before; a stage is given back once the first
-  // products of the next one are under way.
+  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. `here`: it has such
+  // rows. Half a chunk is decoded while the tensor cores work on the half before; a stage is given back once
+  // the first products of the next one are under way.
   __device__ __forceinline__ void multiply(int chunks, bool here, GemmStorage<Config>& s,
                                            float (&acc)[Config::kTokens / 2]) {
 #pragma unroll
@@ -312,7 +316,8 @@ struct Consumer {
       ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
       ptx::fence_async_proxy();
       const std::uint32_t stage = ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes);
-      const ptx::Descriptor stage_tokens = tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes);
+      const ptx::Descriptor stage_tokens =
+          tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes);
       if (chunk < own_chunks) {
 #pragma unroll
         for (int i = 0; i < Config::kStageChunks; i += Config::kSplit) {
@@ -347,12 +352,13 @@ __device__ void sync_consumers() {
   asm volatile("bar.sync 1, %0;" ::"n"(128 * Config::kConsumers) : "memory");
 }
 
-// Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs together,
-// and where the shares of K are added in their order. An item is four adjacent weight rows (or four of gate and
-// the same of up) of one token; lanes take adjacent items.
+// Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
+// together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
+// of gate and the same of up) of one token; lanes take adjacent items.
 template <class Config, class Epilogue>
-__device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue, const Tile& tile, bool here,
-                       const TokenScales* scales, GemmStorage<Config>& s, const float (&acc)[Config::kTokens / 2]) {
+__device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue,
+                                       const Tile& tile, bool here, const TokenScales* scales,
+                                       GemmStorage<Config>& s, const float (&acc)[Config::kTokens / 2]) {
   constexpr int kItems = Config::kRows / Epilogue::kItemRows;
   sync_consumers<Config>();  // the last tile's sums have been read
   if (here) {

@@ -41,8 +41,7 @@ void pack_weights(WeightRole role, const RawWeights& raw, std::uint8_t* packed) 
         std::memcpy(chunk + offset, &word, sizeof(word));
       });
       for_each_scale([&](int warp, int group, int half, int offset) {
-        const std::uint32_t word =
-            pack_scales(role, raw, at / chunks, at % chunks, warp, group, half);
+        const std::uint32_t word = pack_scales(role, raw, at / chunks, at % chunks, warp, group, half);
         std::memcpy(chunk + offset, &word, sizeof(word));
       });
     }
