@@ -166,8 +166,8 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
   const DeviceArray<float> y(rows * hidden);
 
   const bool nvfp4 = format == ActivationFormat::kNvfp4;
-  const cuda::DeviceBuffer workspace(std::max(sm90::gemm_workspace_bytes(format, tokens, hidden),
-                                              sm90::gemm_workspace_bytes(format, rows, intermediate)));
+  const cuda::DeviceBuffer workspace(std::max(sm90::gemm_workspace_bytes(format, true, rows, hidden),
+                                              sm90::gemm_workspace_bytes(format, false, rows, intermediate)));
   sm90::Gemm1 first;
   first.in = {.weights = weights1.data(),
               .experts = experts,

@@ -181,12 +181,14 @@ __global__ void __launch_bounds__(256)
                       std::int64_t blocks, uint4* out) {
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (at >= (rows.actual != nullptr ? *rows.actual : rows.most) * blocks) return;
-  const float g = x.tensor_scales == nullptr ? 1.0f : x.tensor_scales[x.one_tensor_scale ? 0 : at / blocks];
-  const std::uint8_t byte = x.scales[at];
+  const std::int64_t row = at / blocks,
+                     from = x.row_map == nullptr ? at : x.row_map[row] * blocks + at % blocks;
+  const float g = x.tensor_scales == nullptr ? 1.0f : x.tensor_scales[x.one_tensor_scale ? 0 : from / blocks];
+  const std::uint8_t byte = x.scales[from];
   float scale = scale_of_e4m3(byte & 0x7Fu);
   if ((byte & 0x7Fu) == kE4M3NaN) scale = __uint_as_float(0x7FC00000u);
   if (byte & 0x80u) scale = -scale;
-  const uint2 codes = reinterpret_cast<const uint2*>(x.codes)[at];
+  const uint2 codes = reinterpret_cast<const uint2*>(x.codes)[from];
   float values[kNvfp4Block];
 #pragma unroll
   for (int i = 0; i < kNvfp4Block; ++i) {

@@ -67,6 +67,7 @@ struct Nvfp4In {
   const std::uint8_t* scales = nullptr;  // [rows, cols / 16]
   const float* tensor_scales = nullptr;  // [rows], or [1]; null: 1, and a BF16 result is exact
   bool one_tensor_scale = false;
+  const std::int32_t* row_map = nullptr;  // row r of the result is row row_map[r] of this one; null: r itself
 };
 
 // Values [rows, cols], contiguous, 16-byte aligned; kFp16 is not made.

@@ -1,7 +1,11 @@
 // copy.h: asynchronous copies from global to shared memory.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
 
 #include "cuda/ptx/mbarrier.h"
 
@@ -18,16 +22,12 @@ __device__ inline void bulk_copy(void* to_shared, const void* from_global, std::
       : "memory");
 }
 
-// 16 bytes by this thread, if `wanted`; only the first `valid` come from memory, the rest is zero.
-__device__ inline void cp_async_16(void* to_shared, const void* from_global, int valid, bool wanted) {
-  asm volatile(
-      "{\n"
-      ".reg .pred wanted;\n"
-      "setp.ne.b32 wanted, %3, 0;\n"
-      "@wanted cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
-      "}\n" ::"r"(shared_address(to_shared)),
-      "l"(from_global), "r"(valid), "r"(static_cast<int>(wanted))
-      : "memory");
+// A box of a tensor of two dimensions, from element (column, row); beyond the tensor there is zero, and its
+// bytes count, too. The atom is CuTe's.
+__device__ inline void tensor_copy(void* to_shared, const CUtensorMap* tensor, int column, int row,
+                                   std::uint64_t* barrier) {
+  constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  cute::SM90_TMA_LOAD_2D::copy(tensor, barrier, kHint, to_shared, column, row);
 }
 
 // 16 or 8 bytes at a shared-memory address.

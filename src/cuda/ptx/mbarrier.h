@@ -30,12 +30,6 @@ __device__ inline void mbarrier_arrive_expect(std::uint64_t* barrier, std::uint3
                : "memory");
 }
 
-// Arrives once this thread's earlier cp.async copies have landed; does not add to the count it fulfils.
-__device__ inline void mbarrier_arrive_after_cp_async(std::uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-               : "memory");
-}
-
 // Blocks until the phase of this parity is over.
 __device__ inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
   asm volatile(

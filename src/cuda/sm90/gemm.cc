@@ -5,8 +5,10 @@
 
 namespace megamoe::sm90 {
 
-std::int64_t gemm_workspace_bytes(ActivationFormat format, std::int64_t rows, std::int64_t cols) {
-  return format == ActivationFormat::kNvfp4 ? checked_mul(checked_mul(rows, cols), sizeof(bf16)) : 0;
+std::int64_t gemm_workspace_bytes(ActivationFormat format, bool gathers, std::int64_t max_rows,
+                                  std::int64_t cols) {
+  if (format == ActivationFormat::kBf16 && !gathers) return 0;
+  return checked_mul(checked_mul(max_rows, cols), sizeof(bf16));
 }
 
 }  // namespace megamoe::sm90

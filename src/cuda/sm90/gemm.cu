@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "cuda/gather.h"
 #include "cuda/quantize.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/grouped_gemm.cuh"
@@ -33,6 +34,38 @@ cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStrea
   return cudaGetLastError();
 }
 
+// cuTensorMapEncodeTiled, from the driver: a program that links with it would not start without one.
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+cudaError_t find_encode_tiled(EncodeTiled* encode) {
+  static EncodeTiled found = nullptr;
+  if (found == nullptr) {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+    if (status != cudaSuccess) return status;
+    if (result != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
+    found = reinterpret_cast<EncodeTiled>(entry);
+  }
+  *encode = found;
+  return cudaSuccess;
+}
+
+// BF16 [rows, cols], in boxes of a chunk's columns by `box_rows`, as the swizzled tiles of wgmma want them.
+cudaError_t describe_tokens(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t row_bytes,
+                            int box_rows, CUtensorMap* map) {
+  EncodeTiled encode = nullptr;
+  if (const cudaError_t status = find_encode_tiled(&encode); status != cudaSuccess) return status;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_bytes)};
+  const cuuint32_t box[2] = {kChunkCols, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
+  const CUresult result =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 // The instance of this width.
 template <class Epilogue, int... kEighths>
 cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream,
@@ -52,6 +85,22 @@ cudaError_t launch_tile(const TileChoice& tile, const GemmParams& params, const 
                       std::make_integer_sequence<int, kMaxTileTokens / 8>{});
 }
 
+// BF16 rows in expert order: the tokens themselves, or made of them at `workspace`. NVFP4 tokens are decoded
+// here, once and without their tensor scales, rather than by every tile that reads them.
+cudaError_t order_tokens(const GroupedInput& in, cudaStream_t stream, ActivationRows* ordered) {
+  *ordered = in.tokens;
+  if (in.tokens.format == ActivationFormat::kBf16 && in.gather == nullptr) return cudaSuccess;
+  auto* made = static_cast<bf16*>(in.workspace);
+  const cuda::RowCount rows(in.max_rows, in.offsets + in.experts);
+  *ordered = {.rows = in.max_rows, .cols = in.cols, .row_stride = in.cols, .values = made};
+  if (in.tokens.format == ActivationFormat::kBf16) {
+    return cuda::gather_rows(in.tokens.values, in.tokens.row_stride, in.gather, rows, in.cols, made, stream);
+  }
+  const cuda::Nvfp4In tokens{
+      .codes = in.tokens.codes, .scales = in.tokens.block_scales, .row_map = in.gather};
+  return cuda::dequantize(tokens, rows, in.cols, cuda::ElementType::kBf16, made, stream);
+}
+
 template <class Epilogue>
 cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogue, cudaStream_t stream) {
   const bool valid = in.experts > 0 && in.experts <= kMaxExperts && in.cols > 0 && in.cols % 16 == 0 &&
@@ -65,22 +114,15 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
   params.cols = static_cast<int>(in.cols);
   params.offsets = in.offsets;
   params.experts = in.experts;
-  params.gather = in.gather;
-  if (in.tokens.format == ActivationFormat::kBf16) {
-    params.tokens = reinterpret_cast<const std::uint8_t*>(in.tokens.values);
-    params.token_stride = static_cast<std::uint32_t>(in.tokens.row_stride * 2);
-  } else {
-    // NVFP4 tokens are decoded once, without their tensor scales, rather than by every tile that reads them.
-    const cuda::Nvfp4In tokens{.codes = in.tokens.codes, .scales = in.tokens.block_scales};
-    const cuda::RowCount rows(in.tokens.rows, in.gather == nullptr ? in.offsets + in.experts : nullptr);
-    const cudaError_t status =
-        cuda::dequantize(tokens, rows, in.cols, cuda::ElementType::kBf16, in.workspace, stream);
-    if (status != cudaSuccess) return status;
-    params.tokens = static_cast<const std::uint8_t*>(in.workspace);
-    params.token_stride = static_cast<std::uint32_t>(in.cols * 2);
-  }
+  ActivationRows tokens;
+  if (const cudaError_t status = order_tokens(in, stream, &tokens); status != cudaSuccess) return status;
   const TileChoice tile = choose_tile(in.max_rows, in.experts);
   if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
+  if (const cudaError_t status = describe_tokens(tokens.values, tokens.rows, in.cols, tokens.row_stride * 2,
+                                                 tile.tokens, &params.tokens);
+      status != cudaSuccess) {
+    return status;
+  }
   return launch_tile(tile, params, epilogue, stream);
 }
 

@@ -21,14 +21,17 @@ struct GroupedInput {
   std::int64_t cols = 0;                  // K, a multiple of 16
   const std::int64_t* offsets = nullptr;  // [experts + 1] on the device
   std::int64_t max_rows = 0;  // no routing has more rows; chooses the tile, and with it the order of sums
-  // Tokens in BF16 or NVFP4. BF16: 16-byte aligned rows. NVFP4: contiguous, scales are the tensor scales [*].
+  // Tokens in BF16 or NVFP4; `rows` and `cols` count. BF16: rows at multiples of 16 bytes. NVFP4: contiguous,
+  // scales are the tensor scales [*].
   ActivationRows tokens;
   const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
   void* workspace = nullptr;             // gemm_workspace_bytes(), 256-byte aligned; free after the call
 };
 
-// Bytes that a GEMM needs at `workspace` for a token matrix [rows, cols]; 0 where it needs none.
-std::int64_t gemm_workspace_bytes(ActivationFormat format, std::int64_t rows, std::int64_t cols);
+// Bytes that a GEMM of at most max_rows rows needs at `workspace`; 0 where it needs none. `gathers`: it is
+// given `gather`.
+std::int64_t gemm_workspace_bytes(ActivationFormat format, bool gathers, std::int64_t max_rows,
+                                  std::int64_t cols);
 
 struct Gemm1 {
   GroupedInput in;

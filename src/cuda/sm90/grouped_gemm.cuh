@@ -2,9 +2,9 @@
 // on it.
 //
 // The weights are the first operand: decoded from 4 bits to BF16 straight into the registers of wgmma,
-// products exact. Tokens, in BF16, are the second operand, in shared memory; so a tile may have any multiple
-// of 8 tokens, and weights stream. One persistent CTA per SM: a producer warpgroup fills a ring of stages,
-// consumer warpgroups multiply 64 weight rows each.
+// products exact. Tokens, in BF16 and in expert order, are the second operand, in shared memory; so a tile
+// may have any multiple of 8 tokens, and weights stream. One persistent CTA per SM: one thread fills a ring
+// of stages by the copy engine, consumer warpgroups multiply 64 weight rows each.
 //
 //   Config    tile sizes, stages, threads
 //   Params    pointers and sizes
@@ -13,6 +13,7 @@
 //   Kernel    set-up and roles
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -38,7 +39,8 @@ struct GemmConfig {
   static constexpr int kRowGroups = kRowGroups_;  // of them side by side along the weight rows, 64 each
   static constexpr int kSplit = kConsumers / kRowGroups;  // that share the K of those rows, chunk by chunk
   static constexpr int kRows = kRowGroups * kTileRows;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kConsumerThreads = 128 * kConsumers;
+  static constexpr int kThreads = kConsumerThreads + 128;  // the producer's warpgroup is the last
   static constexpr int kTokenTileBytes = kTokens * kChunkCols * 2;
   // Chunks of K in a stage: with few tokens more, so that waiting for a stage is worth it.
   static constexpr int kStageChunks = kSplit * (kTokens <= 32   ? 4 / (kSplit > 1 ? 2 : 1)
@@ -68,11 +70,9 @@ struct GemmParams {
   const std::uint8_t* weights;  // [experts][tiles][chunks][kChunkBytes]
   int tiles;                    // of 64 weight rows, per expert
   int cols;                     // K, a multiple of 16
-  const std::int64_t* offsets;  // [experts + 1]
   int experts;
-  const std::uint8_t* tokens;  // BF16 [*, cols]
-  std::uint32_t token_stride;  // bytes from row to row of `tokens`
-  const std::int32_t* gather;  // row r of an expert reads token gather[r]; null: r itself
+  const std::int64_t* offsets;  // [experts + 1]
+  CUtensorMap tokens;           // BF16 [rows, cols] in boxes of 64 columns by a tile's tokens
 };
 
 // ---- Storage
@@ -143,21 +143,22 @@ class TileWalk {
   int row_tiles_;
 };
 
-// Copies the offsets and sums the experts' token tiles, by the first warp.
+// Copies the offsets and sums the experts' token tiles. The whole CTA calls it.
 template <class Config>
 __device__ void sum_token_tiles(const GemmParams& p, GemmStorage<Config>& s) {
+  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += Config::kThreads) {
+    const auto begin = static_cast<std::int32_t>(p.offsets[e]),
+               end = static_cast<std::int32_t>(p.offsets[e + 1]);
+    s.first_row[e] = begin;
+    if (e == p.experts - 1) s.first_row[e + 1] = end;
+    s.first_tile[e] = (end - begin + Config::kTokens - 1) / Config::kTokens;
+  }
+  __syncthreads();
   if (threadIdx.x >= 32) return;
   std::int32_t total = 0;
   for (int base = 0; base < p.experts; base += 32) {
     const int e = base + static_cast<int>(threadIdx.x);
-    std::int32_t tiles = 0;
-    if (e < p.experts) {
-      const auto begin = static_cast<std::int32_t>(p.offsets[e]),
-                 end = static_cast<std::int32_t>(p.offsets[e + 1]);
-      s.first_row[e] = begin;
-      if (e == p.experts - 1) s.first_row[e + 1] = end;
-      tiles = (end - begin + Config::kTokens - 1) / Config::kTokens;
-    }
+    const std::int32_t tiles = e < p.experts ? s.first_tile[e] : 0;
     std::int32_t sum = tiles;
     for (int step = 1; step < 32; step *= 2) {
       const std::int32_t before = __shfl_up_sync(~0u, sum, step);
@@ -187,64 +188,30 @@ __device__ inline void warp_arrive(std::uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Starts the copy of a stage's weights; by one thread. Chunks along K are adjacent in memory and in the
-// stage.
-template <class Config>
-__device__ void load_weights(const GemmParams& p, const Tile& tile, int chunk, int chunks, int stage,
-                             GemmStorage<Config>& s) {
-  const int bytes = clamp_to(chunks - chunk, Config::kStageChunks) * kChunkBytes;
-  const int groups = clamp_to(p.tiles - tile.weight_tile, Config::kRowGroups);
-  ptx::mbarrier_arrive_expect(&s.full[stage], groups * bytes);
-  for (int group = 0; group < groups; ++group) {
-    const std::uint8_t* from =
-        p.weights +
-        ((static_cast<std::int64_t>(tile.expert) * p.tiles + tile.weight_tile + group) * chunks + chunk) *
-            kChunkBytes;
-    ptx::bulk_copy(s.weights[stage][group], from, bytes, &s.full[stage]);
-  }
-}
-
-// The producer: weights by the copy engine, tokens by asynchronous copies of 16 bytes, eight threads to a
-// row; they arrive at the stage's barrier when they have landed. NOTE: consumers order these writes before
-// wgmma with a proxy fence. Here it would wait for every copy under way.
+// The producer, one thread: starts the copies of each stage as soon as it is free. Chunks of weights along K
+// are adjacent in memory and in the stage. A box of tokens is always whole: rows beyond the tile's are other
+// experts' or zero, and what comes of them is not used; columns beyond K are zero.
 template <class Config>
 __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
-  constexpr int kStep = 16, kRows = (Config::kTokens + kStep - 1) / kStep;  // of a thread
-  const int piece = threadIdx.x % 8, first = threadIdx.x / 8;
-  // The swizzle repeats every 8 rows, so that a thread's rows lie kStep * 128 bytes apart.
-  const int place = first * 128 + (piece ^ (first & 7)) * 16;
-  const int chunks = static_cast<int>(chunks_of(p.cols));
+  const int chunks = static_cast<int>(chunks_of(p.cols)), count = walk.count();
   StageRing ring;
-  for (int index = blockIdx.x; index < walk.count(); index += gridDim.x) {
+  for (int index = blockIdx.x; index < count; index += gridDim.x) {
     const Tile tile = walk.at(index);
-    const int rows = (tile.rows + kStep - 1) / kStep;
-    std::int32_t token[kRows];  // -1: no such row
-    for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
+    const int groups = clamp_to(p.tiles - tile.weight_tile, Config::kRowGroups);
+    const std::int64_t stride = static_cast<std::int64_t>(chunks) * kChunkBytes;  // from tile to tile
+    const std::uint8_t* from =
+        p.weights + (static_cast<std::int64_t>(tile.expert) * p.tiles + tile.weight_tile) * stride;
+    for (int chunk = 0; chunk < chunks;
+         chunk += Config::kStageChunks, from += Config::kStageChunks * kChunkBytes) {
+      const int present = clamp_to(chunks - chunk, Config::kStageChunks), bytes = present * kChunkBytes;
+      std::uint64_t* full = &s.full[ring.index];
       ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-      if (threadIdx.x == 0) load_weights<Config>(p, tile, chunk, chunks, ring.index, s);
-      if (chunk == 0) {  // once the first weights are on their way
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          if (i >= rows) break;
-          const int at = tile.first_row + first + i * kStep;
-          token[i] = first + i * kStep >= tile.rows ? -1 : p.gather != nullptr ? p.gather[at] : at;
-        }
-      }
-#pragma unroll
-      for (int part = 0; part < Config::kStageChunks; ++part) {
-        const int col = (chunk + part) * kChunkCols + piece * 8;
-        const bool inside = col < p.cols;  // beyond K there is zero
-        std::uint8_t* to = s.tokens[ring.index][part] + place;
-        const std::uint8_t* from = p.tokens + (inside ? col * 2 : 0);
-        if (chunk + part >= chunks) break;
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          if (i >= rows) break;
-          ptx::cp_async_16(to + i * kStep * 128, from + static_cast<std::int64_t>(token[i]) * p.token_stride,
-                           inside ? 16 : 0, token[i] >= 0);
-        }
-      }
-      ptx::mbarrier_arrive_after_cp_async(&s.full[ring.index]);
+      ptx::mbarrier_arrive_expect(full, groups * bytes + present * Config::kTokenTileBytes);
+      for (int group = 0; group < groups; ++group)
+        ptx::bulk_copy(s.weights[ring.index][group], from + group * stride, bytes, full);
+      for (int part = 0; part < present; ++part)
+        ptx::tensor_copy(s.tokens[ring.index][part], &p.tokens, (chunk + part) * kChunkCols, tile.first_row,
+                         full);
       ring.advance<Config::kStages>();
     }
   }
@@ -292,7 +259,7 @@ struct Consumer {
   StageRing ring;
 
   __device__ Consumer(GemmStorage<Config>& s) {
-    const int index = uniform(static_cast<int>(threadIdx.x) / 128 - 1);
+    const int index = uniform(static_cast<int>(threadIdx.x) / 128);
     group = index % Config::kRowGroups, part = index / Config::kRowGroups;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const std::uint32_t weights = ptx::shared_address(s.weights[0][group][0]);
@@ -314,7 +281,6 @@ struct Consumer {
     int held = -1;
     for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
       ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
-      ptx::fence_async_proxy();
       const std::uint32_t stage = ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes);
       const ptx::Descriptor stage_tokens =
           tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes);
@@ -349,7 +315,7 @@ struct Consumer {
 // Named barrier 1 over all consumers.
 template <class Config>
 __device__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(128 * Config::kConsumers) : "memory");
+  asm volatile("bar.sync 1, %0;" ::"n"(Config::kConsumerThreads) : "memory");
 }
 
 // Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
@@ -376,7 +342,7 @@ __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const E
   sync_consumers<Config>();
   const int tokens = (tile.rows + 7) / 8 * 8;  // whole warps go through the loop together
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) - 128; i < tokens * kItems; i += 128 * Config::kConsumers) {
+  for (int i = static_cast<int>(threadIdx.x); i < tokens * kItems; i += Config::kConsumerThreads) {
     const int token = i / kItems;
     const auto sum_of = [&](int row) {
       float4 sum = *reinterpret_cast<const float4*>(&s.sums[0][token][row]);
@@ -395,7 +361,7 @@ template <class Config, class Epilogue>
 __device__ void consume(const GemmParams& p, const Epilogue& epilogue, const TileWalk<Config>& walk,
                         GemmStorage<Config>& s) {
   const int chunks = static_cast<int>(chunks_of(p.cols));
-  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int thread = static_cast<int>(threadIdx.x);
   const int count = uniform(walk.count());
   Consumer<Config> consumer(s);
   int buffer = 0;
@@ -421,24 +387,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // NOTE: no rounding up of the address: that would hide from the compiler that this is shared memory.
   extern __shared__ __align__(1024) std::uint8_t shared[];
   auto& s = *reinterpret_cast<GemmStorage<Config>*>(shared);
-  sum_token_tiles<Config>(p, s);
-  if (threadIdx.x == 32) {
+  if (threadIdx.x == Config::kConsumerThreads) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(&s.full[stage], 128 + 1);  // the producer's threads, and the bulk copies
+      ptx::mbarrier_init(&s.full[stage], 1);  // the producer, and the bytes it announces
       ptx::mbarrier_init(&s.empty[stage], 4 * Config::kConsumers);
     }
     ptx::mbarrier_init_fence();
   }
+  sum_token_tiles<Config>(p, s);
   __syncthreads();
   const TileWalk<Config> walk(p, s);
 
   // Roles.
-  if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));
-    produce<Config>(p, walk, s);
-  } else {
+  if (threadIdx.x < Config::kConsumerThreads) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegs));
     consume<Config>(p, epilogue, walk, s);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));
+    if (threadIdx.x == Config::kConsumerThreads) produce<Config>(p, walk, s);
   }
 #else
   __trap();

@@ -102,10 +102,13 @@ cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& ro
   return sm90::gemm2(call, stream);
 }
 
-std::int64_t HopperLayer::gemm_workspace_bytes(ActivationFormat format, std::int64_t x_rows,
-                                               std::int64_t h_rows) const {
-  return std::max(sm90::gemm_workspace_bytes(format, x_rows, config_.hidden),
-                  sm90::gemm_workspace_bytes(format, h_rows, config_.intermediate));
+std::int64_t HopperLayer::gemm1_workspace_bytes(ActivationFormat format, bool x_is_gathered,
+                                                std::int64_t max_rows) const {
+  return gemm_workspace_bytes(format, !x_is_gathered, max_rows, config_.hidden);
+}
+
+std::int64_t HopperLayer::gemm2_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const {
+  return gemm_workspace_bytes(format, false, max_rows, config_.intermediate);
 }
 
 std::int64_t HopperLayer::gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
@@ -119,7 +122,7 @@ std::int64_t HopperLayer::gemm1(const ActivationRows& x, bool x_is_gathered, con
   const cuda::DeviceScope device(device_);
   const DeviceRows tokens(x, true), result(out, false);
   const DeviceRouting on_gpu(routing);
-  const cuda::DeviceBuffer workspace(gemm_workspace_bytes(x.format, x.rows, 0));
+  const cuda::DeviceBuffer workspace(gemm1_workspace_bytes(x.format, x_is_gathered, most_rows(routing)));
   const Counter saturated;
   cuda_check(gemm1_on_gpu(tokens.rows, x_is_gathered, on_gpu.routing, mode, result.rows, saturated.data(),
                           workspace.data(), nullptr),
@@ -135,7 +138,7 @@ void HopperLayer::gemm2(const ActivationRows& h, const Routing& routing, float* 
   const cuda::DeviceScope device(device_);
   const DeviceRows tokens(h, true);
   const DeviceRouting on_gpu(routing);
-  const cuda::DeviceBuffer workspace(gemm_workspace_bytes(h.format, 0, h.rows));
+  const cuda::DeviceBuffer workspace(gemm2_workspace_bytes(h.format, most_rows(routing)));
   const cuda::DeviceArray<float> result(rows * config_.hidden);
   cuda_check(gemm2_on_gpu(tokens.rows, on_gpu.routing, result.data(), workspace.data(), nullptr),
              "running the second GEMM");

@@ -20,13 +20,16 @@ class HopperLayer final : public PreparedLayer {
   int device() const { return device_; }
 
   // Operands in GPU memory. The tile is chosen by routing.tokens alone, so that the same tokens give the same
-  // bits however they are routed. `workspace`: gemm_workspace_bytes(), which is enough for either.
+  // bits however they are routed. `workspace`: as many bytes as
+  // the functions below say, for rows of the worst routing; free after the call.
   cudaError_t gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
                            const ActivationRows& out, unsigned long long* saturated, void* workspace,
                            cudaStream_t stream) const;
   cudaError_t gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
                            cudaStream_t stream) const;
-  std::int64_t gemm_workspace_bytes(ActivationFormat format, std::int64_t x_rows, std::int64_t h_rows) const;
+  std::int64_t gemm1_workspace_bytes(ActivationFormat format, bool x_is_gathered,
+                                     std::int64_t max_rows) const;
+  std::int64_t gemm2_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const;
 
   // Operands in host memory.
   std::int64_t gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,

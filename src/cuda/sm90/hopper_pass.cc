@@ -17,7 +17,7 @@ using cuda::cuda_check;
 struct HopperPass::Buffers : PassBuffers {
   std::int32_t* slot_to_row = nullptr;  // [tokens, top_k]
   std::byte* sort_workspace = nullptr;
-  std::byte* gemm_workspace = nullptr;
+  std::byte* gemm2_workspace = nullptr;
   std::int64_t bytes = 0;  // of all
 
   std::int64_t most_rows() const { return routing.tokens * routing.top_k; }
@@ -58,8 +58,7 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
-  b.gemm_workspace =
-      arena.take<std::byte>(layer_.gemm_workspace_bytes(options_.activations, b.x.rows, pairs));
+  b.gemm2_workspace = arena.take<std::byte>(layer_.gemm2_workspace_bytes(options_.activations, pairs));
   b.bytes = arena.used();
   return b;
 }
@@ -79,12 +78,12 @@ void HopperPass::enqueue(const DeviceCall& call) const {
     quantize_x(call, b, stream);
     x = b.x;
   }
-  cuda_check(
-      layer_.gemm1_on_gpu(x, options_.x_per_row(), b.routing, options_.l1,
-                          options_.h_fused() ? b.h : b.h_bf16, call.saturated, b.gemm_workspace, stream),
-      "starting the first GEMM");
+  // The second GEMM's result is not there yet: the first one's tokens, half its size, lie in its place.
+  cuda_check(layer_.gemm1_on_gpu(x, options_.x_per_row(), b.routing, options_.l1,
+                                 options_.h_fused() ? b.h : b.h_bf16, call.saturated, b.expert_out, stream),
+             "starting the first GEMM");
   if (!options_.h_fused()) quantize_h(call, b, stream);
-  cuda_check(layer_.gemm2_on_gpu(b.h, b.routing, b.expert_out, b.gemm_workspace, stream),
+  cuda_check(layer_.gemm2_on_gpu(b.h, b.routing, b.expert_out, b.gemm2_workspace, stream),
              "starting the second GEMM");
   combine(call, b, stream);
 }

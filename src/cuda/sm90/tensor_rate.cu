@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_rate_kernel(float* out) {
   }
   ptx::fence_async_proxy();
   __syncthreads();
-  const std::uint64_t descriptor = ptx::swizzled_descriptor(tokens);
+  const ptx::Descriptor descriptor = ptx::Descriptor::swizzled(tokens);
   float acc[kTokens / 2] = {};
   for (int round = 0; round < kRounds; ++round) {
     ptx::wgmma_pin(acc);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_rate_kernel(float* out) {
 #pragma unroll
     for (int i = 0; i < kUnroll * kSteps; ++i) {
       // 16 BF16 further along the depth are 32 bytes, two units of the descriptor.
-      ptx::wgmma<kTokens>(acc, a[i % kSteps], descriptor + static_cast<std::uint64_t>(i % kSteps * 2), true);
+      ptx::wgmma<kTokens>(acc, a[i % kSteps], descriptor + i % kSteps * 32, true);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
