@@ -34,6 +34,10 @@ MEGAMOE_WGMMA(96);
 MEGAMOE_WGMMA(104);
 MEGAMOE_WGMMA(112);
 MEGAMOE_WGMMA(128);
+MEGAMOE_WGMMA(144);
+MEGAMOE_WGMMA(160);
+MEGAMOE_WGMMA(176);
+MEGAMOE_WGMMA(192);
 #undef MEGAMOE_WGMMA
 
 // Where the second operand lies: a tile of rows of 64 BF16 (128 bytes) in shared memory, 128-byte swizzle,

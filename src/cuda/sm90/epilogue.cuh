@@ -112,9 +112,9 @@ struct GatedEpilogue {
   }
 
   template <class SumOf>
-  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales,
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
                       const SumOf& sum_of) const {
-    const int col = tile.weight_tile * (kTileRows / 2) + item * 4;
+    const int col = weight_tile * (kTileRows / 2) + item * 4;
     const bool valid = token < tile.rows && col < out.intermediate;
     const int row_of_gate = item / 2 * 16 + item % 2 * 4;
     const float4 gates = sum_of(row_of_gate), ups = sum_of(row_of_gate + 8);
@@ -148,9 +148,9 @@ struct Relu2Epilogue {
   }
 
   template <class SumOf>
-  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales,
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
                       const SumOf& sum_of) const {
-    const int col = tile.weight_tile * kTileRows + item * 4;
+    const int col = weight_tile * kTileRows + item * 4;
     const bool valid = token < tile.rows && col < out.intermediate;
     const float4 ups = sum_of(item * 4);
     const float up[4] = {ups.x, ups.y, ups.z, ups.w};
@@ -178,9 +178,9 @@ struct PlainEpilogue {
   __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), 1.0f}; }
 
   template <class SumOf>
-  __device__ void run(const Tile& tile, int token, int item, const TokenScales& scales,
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
                       const SumOf& sum_of) const {
-    const int col = tile.weight_tile * kTileRows + item * 4;
+    const int col = weight_tile * kTileRows + item * 4;
     if (token >= tile.rows || col >= width) return;
     const float4 sums = sum_of(item * 4);
     const float scale = weight_scales[tile.expert];

@@ -30,38 +30,37 @@ namespace megamoe::sm90 {
 
 // The width is the kernel's, not the tile's: with several to choose from inside it, the compiler no longer
 // knows that a warp's lanes go the same way.
-template <int kTokens_, int kRowGroups_>
+template <int kTokens_, int kRowGroups_, int kSplit_>
 struct GemmConfig {
-  static constexpr int kTokens = kTokens_;  // of a tile: wgmma's N
-  // Four warpgroups multiply, four warps on a scheduler: while some wait for the tensor cores the others
-  // decode.
-  static constexpr int kConsumers = 4;
-  static constexpr int kRowGroups = kRowGroups_;  // of them side by side along the weight rows, 64 each
-  static constexpr int kSplit = kConsumers / kRowGroups;  // that share the K of those rows, chunk by chunk
-  static constexpr int kRows = kRowGroups * kTileRows;
+  static constexpr int kTokens = kTokens_;        // of a tile: wgmma's N
+  static constexpr int kRowGroups = kRowGroups_;  // warpgroups side by side along the weight rows, 64 each
+  static constexpr int kSplit = kSplit_;          // warpgroups that share the K of those rows, chunk by chunk
+  // Three or four warpgroups multiply: while some wait for the tensor cores the others decode.
+  static constexpr int kConsumers = kRowGroups * kSplit;
   static constexpr int kConsumerThreads = 128 * kConsumers;
   static constexpr int kThreads = kConsumerThreads + 128;  // the producer's warpgroup is the last
   static constexpr int kTokenTileBytes = kTokens * kChunkCols * 2;
   // Chunks of K in a stage: with few tokens more, so that waiting for a stage is worth it.
-  static constexpr int kStageChunks = kSplit * (kTokens <= 32   ? 4 / (kSplit > 1 ? 2 : 1)
-                                                : kTokens <= 64 ? 2
-                                                                : 1);
-  // Floats of a token where the accumulators pass through shared memory: its rows, and what keeps banks
-  // apart.
-  static constexpr int kPitch = kRows + 4;
+  static constexpr int kStageChunks = kSplit > 1 ? 2 * kSplit : kTokens <= 32 ? 4 : kTokens <= 64 ? 2 : 1;
+  // Tokens whose accumulators are in shared memory together on their way to the epilogue; in one go where the
+  // registers that hold them are wanted there.
+  static constexpr int kPassTokens = kTokens <= 112 ? kTokens : 48;
+  // Floats of a token there: 64 rows, and what keeps banks apart.
+  static constexpr int kPitch = kTileRows + 4;
   // Stages: as many as shared memory holds beside the sums and 16 KiB for the rest.
   static constexpr int kStageBytes = kStageChunks * (kTokenTileBytes + kRowGroups * kChunkBytes);
-  static constexpr int kSumBytes = kSplit * kTokens * kPitch * 4;
+  static constexpr int kSumBytes = kConsumers * kPassTokens * kPitch * 4;
   static constexpr int kMostStages = ((227 - 16) * 1024 - kSumBytes) / kStageBytes;
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   // Registers: 64K over all threads, and setmaxnreg moves them from the producer to the consumers.
   static constexpr int kProducerRegs = 32;
-  static constexpr int kConsumerRegs = 112;
+  static constexpr int kConsumerRegs = kConsumers == 3 ? 160 : 112;
   // What the launch allocates: the bound's registers, in steps of 8, for every thread.
   static constexpr int kLaunchRegs = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * kLaunchRegs,
                 "more registers than the CTA owns: setmaxnreg would wait for ever");
-  static_assert(kTokens % 8 == 0 && kStages >= 3 && kSplit * kRowGroups == kConsumers);
+  static_assert(kTokens % 8 == 0 && kTokens <= 256 && kStages >= 3);
+  static_assert(kSplit == 1 || kRowGroups == 1, "either rows or K are shared among warpgroups");
 };
 
 // ---- Params
@@ -90,9 +89,8 @@ struct alignas(1024) GemmStorage {
   // Stages first: token tiles need 1024-byte boundaries.
   std::uint8_t tokens[Config::kStages][Config::kStageChunks][Config::kTokenTileBytes];
   alignas(128) std::uint8_t weights[Config::kStages][Config::kRowGroups][Config::kStageChunks][kChunkBytes];
-  // Accumulators in passing, of each share of K.
-  alignas(16) float sums[Config::kSplit][Config::kTokens][Config::kPitch];
-  TokenScales scales[2][Config::kTokens];  // of this tile and of the last
+  alignas(16) float sums[Config::kConsumers][Config::kPassTokens][Config::kPitch];  // accumulators in passing
+  TokenScales scales[Config::kRowGroups][Config::kTokens];
   std::uint64_t full[Config::kStages];
   std::uint64_t empty[Config::kStages];
   std::int32_t first_tile[kMaxExperts + 1];  // token tiles of the experts before e
@@ -262,98 +260,132 @@ struct Consumer {
     const int index = uniform(static_cast<int>(threadIdx.x) / 128);
     group = index % Config::kRowGroups, part = index / Config::kRowGroups;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const std::uint32_t weights = ptx::shared_address(s.weights[0][group][0]);
-    codes = weights + part * kChunkBytes + (warp * 32 + lane) * 16;
-    scales = weights + part * kChunkBytes + kChunkCodeBytes + (warp * 8 + lane / 4) * 8;
+    const std::uint32_t weights = ptx::shared_address(s.weights[0][group][part]);
+    codes = weights + (warp * 32 + lane) * 16;
+    scales = weights + kChunkCodeBytes + (warp * 8 + lane / 4) * 8;
     tokens = ptx::Descriptor::swizzled(s.tokens[0][part]);
   }
 
-  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. `here`: it has such
-  // rows. Half a chunk is decoded while the tensor cores work on the half before; a stage is given back once
-  // the first products of the next one are under way.
-  __device__ __forceinline__ void multiply(int chunks, bool here, GemmStorage<Config>& s,
+  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. Half a chunk is
+  // decoded while the tensor cores work on the half before; a stage is given back once the first products of
+  // the next one are under way. A warpgroup beyond the last weight row multiplies what it finds: nobody uses
+  // it.
+  __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s,
                                            float (&acc)[Config::kTokens / 2]) {
 #pragma unroll
     for (int i = 0; i < Config::kTokens / 2; ++i) acc[i] = 0.0f;
     ptx::wgmma_pin(acc);
     Operands early, late;
-    const int own_chunks = here ? chunks - part : 0;
     int held = -1;
-    for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
+    for (int chunk = part; chunk < chunks + part; chunk += Config::kStageChunks) {
       ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
       const std::uint32_t stage = ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes);
       const ptx::Descriptor stage_tokens =
           tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes);
-      if (chunk < own_chunks) {
 #pragma unroll
-        for (int i = 0; i < Config::kStageChunks; i += Config::kSplit) {
-          if (i == 0 || chunk + i < own_chunks) {
-            const std::uint32_t offset = stage + i * kChunkBytes;
-            const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
-            const ptx::Descriptor b = stage_tokens + i * Config::kTokenTileBytes;
-            decode_steps<0>(words, masks, early);
-            start_steps<Config::kTokens>(early, b, acc);
-            ptx::wgmma_wait<1>();
-            if (i == 0 && held >= 0) warp_arrive(&s.empty[held]);
-            decode_steps<2>(words, masks, late);
-            start_steps<Config::kTokens>(late, b + 64, acc);
-            ptx::wgmma_wait<1>();
-          }
+      for (int i = 0; i < Config::kStageChunks; i += Config::kSplit) {
+        // Only a share of K, or a stage of several chunks, can find K at its end.
+        if (Config::kStageChunks == 1 || chunk + i < chunks) {
+          const std::uint32_t offset = stage + i * kChunkBytes;
+          const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
+          const ptx::Descriptor b = stage_tokens + i * Config::kTokenTileBytes;
+          decode_steps<0>(words, masks, early);
+          start_steps<Config::kTokens>(early, b, acc);
+          ptx::wgmma_wait<1>();
+          if (i == 0 && held >= 0) warp_arrive(&s.empty[held]);
+          decode_steps<2>(words, masks, late);
+          start_steps<Config::kTokens>(late, b + 64, acc);
+          ptx::wgmma_wait<1>();
+        } else if (i == 0) {
+          ptx::wgmma_wait<0>();
+          if (held >= 0) warp_arrive(&s.empty[held]);
         }
-        held = ring.index;
-      } else {
-        warp_arrive(&s.empty[ring.index]);
       }
+      held = ring.index;
       ring.template advance<Config::kStages>();
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(acc);
-    if (held >= 0) warp_arrive(&s.empty[held]);
+    warp_arrive(&s.empty[held]);
   }
 };
 
-// Named barrier 1 over all consumers.
+// Waits for the warpgroups that make one row group's results: this one, or all that share its K.
 template <class Config>
-__device__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(Config::kConsumerThreads) : "memory");
+__device__ void sync_row_group(int group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(128 * Config::kSplit) : "memory");
 }
+
+// The token scales that a thread fetches for its row group, on their way from global to shared memory.
+template <class Config>
+struct FetchedScales {
+  static constexpr int kThreads = 128 * Config::kSplit;
+  static constexpr int kCount = (Config::kTokens + kThreads - 1) / kThreads;
+  TokenScales own[kCount];
+
+  template <class Epilogue>
+  __device__ FetchedScales(const Epilogue& epilogue, const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int token = static_cast<int>(threadIdx.x) % kThreads + i * kThreads;
+      if (token < tile.rows) own[i] = epilogue.token_scales(tile.first_row + token);
+    }
+  }
+  __device__ void store(const Tile& tile, TokenScales* to) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int token = static_cast<int>(threadIdx.x) % kThreads + i * kThreads;
+      if (token < tile.rows) to[token] = own[i];
+    }
+  }
+};
 
 // Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
 // together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
-// of gate and the same of up) of one token; lanes take adjacent items.
+// of gate and the same of up) of one token; lanes take adjacent items. Row groups go their own ways here:
+// while one is busy with its results the others may already multiply.
 template <class Config, class Epilogue>
 __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue,
-                                       const Tile& tile, bool here, const TokenScales* scales,
+                                       const Tile& tile, const FetchedScales<Config>& fetched,
                                        GemmStorage<Config>& s, const float (&acc)[Config::kTokens / 2]) {
-  constexpr int kItems = Config::kRows / Epilogue::kItemRows;
-  sync_consumers<Config>();  // the last tile's sums have been read
-  if (here) {
-    // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    float* to = s.sums[consumer.part][2 * (lane % 4)] + consumer.group * kTileRows + warp * 16 + lane / 4;
+  constexpr int kItems = kTileRows / Epilogue::kItemRows, kGroups = Config::kPassTokens / 8;
+  const int group = consumer.group, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  float* own = &s.sums[consumer.part * Config::kRowGroups + group][2 * (lane % 4)][warp * 16 + lane / 4];
+  // A single pass is no loop: the accumulators are done with before the epilogue begins.
+  const int end = Config::kTokens == Config::kPassTokens ? 1 : tile.rows;
+  for (int first = 0; first < end; first += Config::kPassTokens) {
+    sync_row_group<Config>(group);  // what was there has been read
+    if (first == 0) fetched.store(tile, s.scales[group]);
+      // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
 #pragma unroll
-    for (int j = 0; j < Config::kTokens / 8; ++j, to += 8 * Config::kPitch) {
+    for (int j = 0; j < Config::kTokens / 8; ++j) {
+      if (j / kGroups * Config::kPassTokens != first) continue;
+      float* to = own + j % kGroups * 8 * Config::kPitch;
       to[0] = acc[4 * j];
       to[Config::kPitch] = acc[4 * j + 1];
       to[8] = acc[4 * j + 2];
       to[Config::kPitch + 8] = acc[4 * j + 3];
     }
-  }
-  sync_consumers<Config>();
-  const int tokens = (tile.rows + 7) / 8 * 8;  // whole warps go through the loop together
+    sync_row_group<Config>(group);
+    // Whole warps go through the loop together.
+    const int tokens = min((tile.rows - first + 7) / 8 * 8, Config::kPassTokens);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < tokens * kItems; i += Config::kConsumerThreads) {
-    const int token = i / kItems;
-    const auto sum_of = [&](int row) {
-      float4 sum = *reinterpret_cast<const float4*>(&s.sums[0][token][row]);
+    for (int i = static_cast<int>(threadIdx.x) % (128 * Config::kSplit); i < tokens * kItems;
+         i += 128 * Config::kSplit) {
+      const int token = i / kItems;
+      const auto sum_of = [&](int row) {
+        float4 sum = *reinterpret_cast<const float4*>(&s.sums[group][token][row]);
 #pragma unroll
-      for (int part = 1; part < Config::kSplit; ++part) {
-        const float4 more = *reinterpret_cast<const float4*>(&s.sums[part][token][row]);
-        sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
-      }
-      return sum;
-    };
-    epilogue.run(tile, token, i % kItems, scales[token], sum_of);
+        for (int part = 1; part < Config::kSplit; ++part) {
+          const float4 more =
+              *reinterpret_cast<const float4*>(&s.sums[part * Config::kRowGroups + group][token][row]);
+          sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+        }
+        return sum;
+      };
+      epilogue.run(tile, tile.weight_tile + group, first + token, i % kItems, s.scales[group][first + token],
+                   sum_of);
+    }
   }
 }
 
@@ -361,19 +393,16 @@ template <class Config, class Epilogue>
 __device__ void consume(const GemmParams& p, const Epilogue& epilogue, const TileWalk<Config>& walk,
                         GemmStorage<Config>& s) {
   const int chunks = static_cast<int>(chunks_of(p.cols));
-  const int thread = static_cast<int>(threadIdx.x);
   const int count = uniform(walk.count());
   Consumer<Config> consumer(s);
-  int buffer = 0;
-  for (int index = blockIdx.x; index < count; index += gridDim.x, buffer ^= 1) {
+  for (int index = blockIdx.x; index < count; index += gridDim.x) {
     Tile tile = walk.at(index);
     tile = {uniform(tile.expert), uniform(tile.rows), uniform(tile.first_row), uniform(tile.weight_tile)};
-    const bool here = tile.weight_tile + consumer.group < p.tiles;
-    // Two tiles apart the barriers of finish() lie between this write and the reads before it.
-    if (thread < tile.rows) s.scales[buffer][thread] = epilogue.token_scales(tile.first_row + thread);
+    const FetchedScales<Config> fetched(epilogue, tile);
     float acc[Config::kTokens / 2];
-    consumer.multiply(chunks, here, s, acc);
-    finish<Config>(consumer, epilogue, tile, here, s.scales[buffer], s, acc);
+    consumer.multiply(chunks, s, acc);
+    if (tile.weight_tile + consumer.group < p.tiles)
+      finish<Config>(consumer, epilogue, tile, fetched, s, acc);
   }
 }
 
