@@ -9,6 +9,19 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// True for one lane of the warp, whose lanes all come here.
+__device__ inline bool elect_one() {
+  std::uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred is;\n"
+      "elect.sync _|is, 0xFFFFFFFF;\n"
+      "selp.b32 %0, 1, 0, is;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // `arrivals`: how many arrive() complete a phase.
 __device__ inline void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));

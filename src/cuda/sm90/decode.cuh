@@ -9,24 +9,14 @@
 
 namespace megamoe::sm90 {
 
-// Two constants held in registers: one instruction takes only one from its own bits.
-struct ScaleMasks {
-  std::uint32_t bits, exponent;
-  __device__ ScaleMasks() {
-    asm volatile("mov.b32 %0, 0x0FF00FF0;" : "=r"(bits));
-    asm volatile("mov.b32 %0, 0x70007000;" : "=r"(exponent));
-  }
-};
-
 // The scales of steps 0 and 1 (or 2 and 3) of a row as two BF16, each scale * 2^119.
 template <int kFirstStep>
-__device__ inline std::uint32_t decode_scales(std::uint32_t word, const ScaleMasks& masks) {
+__device__ inline std::uint32_t decode_scales(std::uint32_t word) {
   const std::uint32_t turned = kFirstStep == 0 ? word : __funnelshift_l(word, word, 8);
+  // One instruction, which takes one of the two constants from its own bits.
   std::uint32_t scales;
   constexpr int kAndOr = (0xF0 & 0xCC) | 0xAA;
-  asm("lop3.b32 %0, %1, %2, %3, %4;"
-      : "=r"(scales)
-      : "r"(turned), "r"(masks.bits), "r"(masks.exponent), "n"(kAndOr));
+  asm("lop3.b32 %0, %1, 0x0FF00FF0, %2, %3;" : "=r"(scales) : "r"(turned), "r"(0x70007000u), "n"(kAndOr));
   return scales;
 }
 

@@ -66,16 +66,15 @@ cudaError_t describe_tokens(const void* data, std::int64_t rows, std::int64_t co
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// The instance of this width, of those that are kStep, 2 kStep, ... wide.
-template <int kRowGroups, int kStep, class Epilogue, int... kIndex>
+// The instance of this width.
+template <class Epilogue, int... kEighths>
 cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream,
-                         std::integer_sequence<int, kIndex...>) {
+                         std::integer_sequence<int, kEighths...>) {
   cudaError_t status = cudaErrorInvalidValue;
   const auto one = [&]<int kTokens>() {
-    if constexpr (kRowGroups == 4 || kTokens > kNarrowTile)
-      status = launch<GemmConfig<kTokens, kRowGroups, 1>>(params, epilogue, stream);
+    status = launch<GemmConfig<kTokens, kTokens <= kNarrowTile ? 4 : 3, 1>>(params, epilogue, stream);
   };
-  (void)((tokens == kStep * (kIndex + 1) && (one.template operator()<kStep*(kIndex + 1)>(), true)) || ...);
+  (void)((tokens == 8 * (kEighths + 1) && (one.template operator()<8 * (kEighths + 1)>(), true)) || ...);
   return status;
 }
 
@@ -83,12 +82,8 @@ template <class Epilogue>
 cudaError_t launch_tile(const TileChoice& tile, const GemmParams& params, const Epilogue& epilogue,
                         cudaStream_t stream) {
   if (tile.row_groups == 1) return launch<GemmConfig<8, 1, 4>>(params, epilogue, stream);
-  if (tile.row_groups == 4) {
-    return launch_width<4, 8>(tile.tokens, params, epilogue, stream,
-                              std::make_integer_sequence<int, kNarrowTile / 8>{});
-  }
-  return launch_width<3, 16>(tile.tokens, params, epilogue, stream,
-                             std::make_integer_sequence<int, kWideTile / 16>{});
+  return launch_width(tile.tokens, params, epilogue, stream,
+                      std::make_integer_sequence<int, kWideTile / 8>{});
 }
 
 // BF16 rows in expert order: the tokens themselves, or made of them at `workspace`. NVFP4 tokens are decoded

@@ -55,13 +55,13 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
 // The tile for a problem: a pure function of its size.
 struct TileChoice {
-  int tokens;      // of a tile
+  int tokens;      // of a tile, a multiple of 8
   int row_groups;  // warpgroups along the weight rows, 64 each: 4, or 3 of wide tiles, or 1 and 3 more share
                    // its K
   friend bool operator==(const TileChoice&, const TileChoice&) = default;
 };
-inline constexpr int kNarrowTile = 112;  // the widest of 4 row groups; any multiple of 8 below
-inline constexpr int kWideTile = 192;    // the widest of 3; any multiple of 16 above the narrow ones
+inline constexpr int kNarrowTile = 64;  // the widest of 4 row groups
+inline constexpr int kWideTile = 136;   // the widest of 3
 
 // Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else as many tiles for
 // an expert as its rows need, wide enough for most: experts' rows scatter around their mean by its square
@@ -72,11 +72,10 @@ constexpr TileChoice choose_tile(std::int64_t rows, int experts) {
   const std::int64_t mean = (rows + busy - 1) / busy;
   std::int64_t root = 1;
   while (root * root < mean) ++root;
-  const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 3 / 2);
-  if (most <= kNarrowTile) return {static_cast<int>((most + 7) / 8 * 8), 4};
+  const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 6 / 5);
   const std::int64_t tiles = (most + kWideTile - 1) / kWideTile;
-  const int width = static_cast<int>((most + 16 * tiles - 1) / (16 * tiles) * 16);
-  return width <= kNarrowTile ? TileChoice{width, 4} : TileChoice{width, 3};
+  const int width = static_cast<int>((most + 8 * tiles - 1) / (8 * tiles) * 8);
+  return {width, width <= kNarrowTile ? 4 : 3};
 }
 
 }  // namespace megamoe::sm90

@@ -44,7 +44,7 @@ struct GemmConfig {
   static constexpr int kStageChunks = kSplit > 1 ? 2 * kSplit : kTokens <= 32 ? 4 : kTokens <= 64 ? 2 : 1;
   // Tokens whose accumulators are in shared memory together on their way to the epilogue; in one go where the
   // registers that hold them are wanted there.
-  static constexpr int kPassTokens = kTokens <= 112 ? kTokens : 48;
+  static constexpr int kPassTokens = kTokens <= 64 ? kTokens : 48;
   // Floats of a token there: 64 rows, and what keeps banks apart.
   static constexpr int kPitch = kTileRows + 4;
   // Stages: as many as shared memory holds beside the sums and 16 KiB for the rest.
@@ -90,7 +90,7 @@ struct alignas(1024) GemmStorage {
   std::uint8_t tokens[Config::kStages][Config::kStageChunks][Config::kTokenTileBytes];
   alignas(128) std::uint8_t weights[Config::kStages][Config::kRowGroups][Config::kStageChunks][kChunkBytes];
   alignas(16) float sums[Config::kConsumers][Config::kPassTokens][Config::kPitch];  // accumulators in passing
-  TokenScales scales[Config::kRowGroups][Config::kTokens];
+  TokenScales scales[2][Config::kTokens];  // of this tile and of the last
   std::uint64_t full[Config::kStages];
   std::uint64_t empty[Config::kStages];
   std::int32_t first_tile[kMaxExperts + 1];  // token tiles of the experts before e
@@ -186,30 +186,52 @@ __device__ inline void warp_arrive(std::uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// The producer, one thread: starts the copies of each stage as soon as it is free. Chunks of weights along K
-// are adjacent in memory and in the stage. A box of tokens is always whole: rows beyond the tile's are other
-// experts' or zero, and what comes of them is not used; columns beyond K are zero.
+// Of all lanes the same, and the compiler told so: loops over it need no masks, addresses no vector
+// registers.
+__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// walk.at(index), uniform.
+template <class Config>
+__device__ Tile uniform_tile(const TileWalk<Config>& walk, int index) {
+  const Tile tile = walk.at(index);
+  return {uniform(tile.expert), uniform(tile.rows), uniform(tile.first_row), uniform(tile.weight_tile)};
+}
+
+// The producer, a warp: starts the copies of each stage as soon as it is free. Chunks of weights along K are
+// adjacent in memory and in the stage. A box of tokens is always whole: rows beyond the tile's are other
+// experts' or zero, and what comes of them is not used; columns beyond K are zero. NOTE: all lanes stay
+// together and one of them is elected for the copies, whose operands are warp-wide registers: a branch to a
+// single thread would have the compiler fill those one lane at a time.
 template <class Config>
 __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
-  const int chunks = static_cast<int>(chunks_of(p.cols)), count = walk.count();
+  const int chunks = static_cast<int>(chunks_of(p.cols)), count = uniform(walk.count());
+  const std::int64_t stride = static_cast<std::int64_t>(chunks) * kChunkBytes;  // from tile to tile
   StageRing ring;
   for (int index = blockIdx.x; index < count; index += gridDim.x) {
-    const Tile tile = walk.at(index);
+    const Tile tile = uniform_tile(walk, index);
     const int groups = clamp_to(p.tiles - tile.weight_tile, Config::kRowGroups);
-    const std::int64_t stride = static_cast<std::int64_t>(chunks) * kChunkBytes;  // from tile to tile
-    const std::uint8_t* from =
-        p.weights + (static_cast<std::int64_t>(tile.expert) * p.tiles + tile.weight_tile) * stride;
-    for (int chunk = 0; chunk < chunks;
-         chunk += Config::kStageChunks, from += Config::kStageChunks * kChunkBytes) {
-      const int present = clamp_to(chunks - chunk, Config::kStageChunks), bytes = present * kChunkBytes;
-      std::uint64_t* full = &s.full[ring.index];
+    const std::uint8_t* from = p.weights + (tile.expert * p.tiles + tile.weight_tile) * stride;
+    for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
+      const int present = Config::kStageChunks == 1 ? 1 : clamp_to(chunks - chunk, Config::kStageChunks);
+      const int bytes = present * kChunkBytes;
       ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect(full, groups * bytes + present * Config::kTokenTileBytes);
-      for (int group = 0; group < groups; ++group)
-        ptx::bulk_copy(s.weights[ring.index][group], from + group * stride, bytes, full);
-      for (int part = 0; part < present; ++part)
-        ptx::tensor_copy(s.tokens[ring.index][part], &p.tokens, (chunk + part) * kChunkCols, tile.first_row,
-                         full);
+      if (ptx::elect_one()) {
+        std::uint64_t* full = &s.full[ring.index];
+        ptx::mbarrier_arrive_expect(full, groups * bytes + present * Config::kTokenTileBytes);
+#pragma unroll
+        for (int group = 0; group < Config::kRowGroups; ++group) {
+          if (group < groups)
+            ptx::bulk_copy(s.weights[ring.index][group], from + group * stride, bytes, full);
+        }
+#pragma unroll
+        for (int part = 0; part < Config::kStageChunks; ++part) {
+          if (part < present)
+            ptx::tensor_copy(s.tokens[ring.index][part], &p.tokens, (chunk + part) * kChunkCols,
+                             tile.first_row, full);
+        }
+      }
+      __syncwarp();
+      from += Config::kStageChunks * kChunkBytes;
       ring.advance<Config::kStages>();
     }
   }
@@ -221,30 +243,29 @@ struct ChunkWords {
   uint2 scales;  // of the rows of half 0 and of half 1
 };
 
-// Two of a chunk's four steps as operands.
+// A chunk as operands of its four steps.
 struct Operands {
-  std::uint32_t a[2][4];
+  std::uint32_t a[4][4];
 };
-template <int kFirstStep>
-__device__ inline void decode_steps(const ChunkWords& chunk, const ScaleMasks& masks, Operands& to) {
-  const std::uint32_t scales0 = decode_scales<kFirstStep>(chunk.scales.x, masks);
-  const std::uint32_t scales1 = decode_scales<kFirstStep>(chunk.scales.y, masks);
-  decode_word<0>(kFirstStep == 0 ? chunk.codes.x : chunk.codes.z, scales0, scales1, to.a[0]);
-  decode_word<1>(kFirstStep == 0 ? chunk.codes.y : chunk.codes.w, scales0, scales1, to.a[1]);
+__device__ inline void decode_chunk(const ChunkWords& chunk, Operands& to) {
+  const std::uint32_t early0 = decode_scales<0>(chunk.scales.x);
+  const std::uint32_t early1 = decode_scales<0>(chunk.scales.y);
+  const std::uint32_t late0 = decode_scales<2>(chunk.scales.x);
+  const std::uint32_t late1 = decode_scales<2>(chunk.scales.y);
+  decode_word<0>(chunk.codes.x, early0, early1, to.a[0]);
+  decode_word<1>(chunk.codes.y, early0, early1, to.a[1]);
+  decode_word<0>(chunk.codes.z, late0, late1, to.a[2]);
+  decode_word<1>(chunk.codes.w, late0, late1, to.a[3]);
 }
 
-// Starts the products of two steps with the token tile `b` describes.
+// Starts a chunk's products with the token tile `b` describes.
 template <int kN>
-__device__ inline void start_steps(const Operands& from, ptx::Descriptor b, float (&acc)[kN / 2]) {
+__device__ inline void start_chunk(const Operands& from, ptx::Descriptor b, float (&acc)[kN / 2]) {
   ptx::wgmma_fence();
-  ptx::wgmma<kN>(acc, from.a[0], b, true);
-  ptx::wgmma<kN>(acc, from.a[1], b + 32, true);  // 16 columns are 32 bytes
+#pragma unroll
+  for (int i = 0; i < 4; ++i) ptx::wgmma<kN>(acc, from.a[i], b + i * 32, true);  // 16 columns are 32 bytes
   ptx::wgmma_commit();
 }
-
-// Of all lanes the same, and the compiler told so: loops over it need no masks, addresses no vector
-// registers.
-__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
 // A consumer warpgroup: its place, and the stages it reads.
 template <class Config>
@@ -253,7 +274,6 @@ struct Consumer {
   int part;                     // of K
   std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0
   ptx::Descriptor tokens;       // of stage 0
-  ScaleMasks masks;
   StageRing ring;
 
   __device__ Consumer(GemmStorage<Config>& s) {
@@ -266,79 +286,71 @@ struct Consumer {
     tokens = ptx::Descriptor::swizzled(s.tokens[0][part]);
   }
 
-  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. Half a chunk is
-  // decoded while the tensor cores work on the half before; a stage is given back once the first products of
-  // the next one are under way. A warpgroup beyond the last weight row multiplies what it finds: nobody uses
-  // it.
+  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. A chunk is decoded
+  // while the tensor cores work on the one before, so that two sets of operands take turns; a stage is given
+  // back once the first products of the next one are under way. A warpgroup beyond the last weight row
+  // multiplies what it finds: nobody uses it.
   __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s,
                                            float (&acc)[Config::kTokens / 2]) {
+    constexpr int kOwn =
+        Config::kStageChunks / Config::kSplit;  // chunks of a stage that are this warpgroup's
+    constexpr int kUnroll = kOwn % 2 == 0 ? kOwn : 2 * kOwn;
 #pragma unroll
     for (int i = 0; i < Config::kTokens / 2; ++i) acc[i] = 0.0f;
     ptx::wgmma_pin(acc);
-    Operands early, late;
-    int held = -1;
-    for (int chunk = part; chunk < chunks + part; chunk += Config::kStageChunks) {
-      ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
-      const std::uint32_t stage = ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes);
-      const ptx::Descriptor stage_tokens =
-          tokens + ring.index * (Config::kStageChunks * Config::kTokenTileBytes);
+    Operands operands[2];
+    int held = -1, left = (chunks - part + Config::kSplit - 1) / Config::kSplit;
+    if (left > 0) {
+      // NOTE: left in the middle, never by falling through: the compiler must see which operands are in
+      // flight.
+    again:
 #pragma unroll
-      for (int i = 0; i < Config::kStageChunks; i += Config::kSplit) {
-        // Only a share of K, or a stage of several chunks, can find K at its end.
-        if (Config::kStageChunks == 1 || chunk + i < chunks) {
-          const std::uint32_t offset = stage + i * kChunkBytes;
-          const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
-          const ptx::Descriptor b = stage_tokens + i * Config::kTokenTileBytes;
-          decode_steps<0>(words, masks, early);
-          start_steps<Config::kTokens>(early, b, acc);
-          ptx::wgmma_wait<1>();
-          if (i == 0 && held >= 0) warp_arrive(&s.empty[held]);
-          decode_steps<2>(words, masks, late);
-          start_steps<Config::kTokens>(late, b + 64, acc);
-          ptx::wgmma_wait<1>();
-        } else if (i == 0) {
-          ptx::wgmma_wait<0>();
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u % kOwn == 0) ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
+        constexpr int kStride = Config::kSplit;
+        const int at = u % kOwn * kStride;
+        const std::uint32_t offset =
+            ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes) + at * kChunkBytes;
+        const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
+        decode_chunk(words, operands[u % 2]);
+        start_chunk<Config::kTokens>(operands[u % 2],
+                                     tokens + (ring.index * (Config::kStageChunks * Config::kTokenTileBytes) +
+                                               at * Config::kTokenTileBytes),
+                                     acc);
+        ptx::wgmma_wait<1>();
+        if (u % kOwn == 0) {
           if (held >= 0) warp_arrive(&s.empty[held]);
+          held = ring.index;
         }
+        if (u % kOwn == kOwn - 1) ring.template advance<Config::kStages>();
+        if (--left <= 0) goto done;
       }
-      held = ring.index;
-      ring.template advance<Config::kStages>();
+      goto again;
     }
+  done:
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(acc);
-    warp_arrive(&s.empty[held]);
+    if (held >= 0) warp_arrive(&s.empty[held]);
+    // A last stage that is cut short is left early, or not even entered.
+    if (held == ring.index) {
+      ring.template advance<Config::kStages>();
+    } else if (Config::kSplit > 1 && part > 0 && (chunks - 1) % Config::kStageChunks < part) {
+      ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
+      warp_arrive(&s.empty[ring.index]);
+      ring.template advance<Config::kStages>();
+    }
   }
 };
 
 // Waits for the warpgroups that make one row group's results: this one, or all that share its K.
 template <class Config>
 __device__ void sync_row_group(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(128 * Config::kSplit) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(2 + group), "n"(128 * Config::kSplit) : "memory");
 }
-
-// The token scales that a thread fetches for its row group, on their way from global to shared memory.
 template <class Config>
-struct FetchedScales {
-  static constexpr int kThreads = 128 * Config::kSplit;
-  static constexpr int kCount = (Config::kTokens + kThreads - 1) / kThreads;
-  TokenScales own[kCount];
-
-  template <class Epilogue>
-  __device__ FetchedScales(const Epilogue& epilogue, const Tile& tile) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int token = static_cast<int>(threadIdx.x) % kThreads + i * kThreads;
-      if (token < tile.rows) own[i] = epilogue.token_scales(tile.first_row + token);
-    }
-  }
-  __device__ void store(const Tile& tile, TokenScales* to) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int token = static_cast<int>(threadIdx.x) % kThreads + i * kThreads;
-      if (token < tile.rows) to[token] = own[i];
-    }
-  }
-};
+__device__ void sync_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Config::kConsumerThreads) : "memory");
+}
 
 // Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
 // together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
@@ -346,17 +358,17 @@ struct FetchedScales {
 // while one is busy with its results the others may already multiply.
 template <class Config, class Epilogue>
 __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue,
-                                       const Tile& tile, const FetchedScales<Config>& fetched,
-                                       GemmStorage<Config>& s, const float (&acc)[Config::kTokens / 2]) {
+                                       const Tile& tile, const TokenScales* scales, GemmStorage<Config>& s,
+                                       const float (&acc)[Config::kTokens / 2]) {
   constexpr int kItems = kTileRows / Epilogue::kItemRows, kGroups = Config::kPassTokens / 8;
   const int group = consumer.group, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   float* own = &s.sums[consumer.part * Config::kRowGroups + group][2 * (lane % 4)][warp * 16 + lane / 4];
   // A single pass is no loop: the accumulators are done with before the epilogue begins.
   const int end = Config::kTokens == Config::kPassTokens ? 1 : tile.rows;
   for (int first = 0; first < end; first += Config::kPassTokens) {
-    sync_row_group<Config>(group);  // what was there has been read
-    if (first == 0) fetched.store(tile, s.scales[group]);
-      // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
+    sync_row_group<Config>(
+        group);  // what was there has been read
+                 // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
 #pragma unroll
     for (int j = 0; j < Config::kTokens / 8; ++j) {
       if (j / kGroups * Config::kPassTokens != first) continue;
@@ -383,8 +395,7 @@ __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const E
         }
         return sum;
       };
-      epilogue.run(tile, tile.weight_tile + group, first + token, i % kItems, s.scales[group][first + token],
-                   sum_of);
+      epilogue.run(tile, tile.weight_tile + group, first + token, i % kItems, scales[first + token], sum_of);
     }
   }
 }
@@ -393,16 +404,19 @@ template <class Config, class Epilogue>
 __device__ void consume(const GemmParams& p, const Epilogue& epilogue, const TileWalk<Config>& walk,
                         GemmStorage<Config>& s) {
   const int chunks = static_cast<int>(chunks_of(p.cols));
-  const int count = uniform(walk.count());
   Consumer<Config> consumer(s);
-  for (int index = blockIdx.x; index < count; index += gridDim.x) {
-    Tile tile = walk.at(index);
-    tile = {uniform(tile.expert), uniform(tile.rows), uniform(tile.first_row), uniform(tile.weight_tile)};
-    const FetchedScales<Config> fetched(epilogue, tile);
+  int buffer = 0;
+  for (int index = blockIdx.x; index < walk.count(); index += gridDim.x, buffer ^= 1) {
+    const Tile tile = uniform_tile(walk, index);
+    // Two tiles apart a barrier lies between this write and the reads before it.
+    if (static_cast<int>(threadIdx.x) < tile.rows)
+      s.scales[buffer][threadIdx.x] = epilogue.token_scales(tile.first_row + static_cast<int>(threadIdx.x));
     float acc[Config::kTokens / 2];
     consumer.multiply(chunks, s, acc);
+    // Together, or those ahead would hold stages that those behind still need.
+    sync_consumers<Config>();
     if (tile.weight_tile + consumer.group < p.tiles)
-      finish<Config>(consumer, epilogue, tile, fetched, s, acc);
+      finish<Config>(consumer, epilogue, tile, s.scales[buffer], s, acc);
   }
 }
 
@@ -433,7 +447,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consume<Config>(p, epilogue, walk, s);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));
-    if (threadIdx.x == Config::kConsumerThreads) produce<Config>(p, walk, s);
+    if (threadIdx.x < Config::kConsumerThreads + 32) produce<Config>(p, walk, s);
   }
 #else
   __trap();
