@@ -11,4 +11,11 @@ std::int64_t gemm_workspace_bytes(ActivationFormat format, bool gathers, std::in
   return checked_mul(checked_mul(max_rows, cols), sizeof(bf16));
 }
 
+std::vector<TileChoice> all_tiles() {
+  std::vector<TileChoice> tiles = {{8, 1}};
+  for (int tokens = 8; tokens <= kWideTile; tokens += 8)
+    tiles.push_back({tokens, tokens <= kNarrowTile ? 4 : 3});
+  return tiles;
+}
+
 }  // namespace megamoe::sm90

@@ -117,7 +117,7 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
   params.experts = in.experts;
   ActivationRows tokens;
   if (const cudaError_t status = order_tokens(in, stream, &tokens); status != cudaSuccess) return status;
-  const TileChoice tile = choose_tile(in.max_rows, in.experts);
+  const TileChoice tile = in.tile == TileChoice{} ? choose_tile(in.max_rows, in.experts) : in.tile;
   if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
   if (const cudaError_t status = describe_tokens(tokens.values, tokens.rows, in.cols, tokens.row_stride * 2,
                                                  tile.tokens, &params.tokens);

@@ -7,11 +7,22 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "backend/backend.h"
 #include "megamoe/layer.h"
 
 namespace megamoe::sm90 {
+
+// A piece of a GEMM that a CTA computes at a time.
+struct TileChoice {
+  int tokens = 0;      // of a tile, a multiple of 8
+  int row_groups = 0;  // warpgroups along the weight rows, 64 each: 4, or 3 of wide tiles, or 1 and 3 more
+                       // share its K
+  friend bool operator==(const TileChoice&, const TileChoice&) = default;
+};
+inline constexpr int kNarrowTile = 64;  // the widest of 4 row groups
+inline constexpr int kWideTile = 136;   // the widest of 3
 
 // What both GEMMs take.
 struct GroupedInput {
@@ -26,6 +37,7 @@ struct GroupedInput {
   ActivationRows tokens;
   const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
   void* workspace = nullptr;             // gemm_workspace_bytes(), 256-byte aligned; free after the call
+  TileChoice tile = {};                  // {}: choose_tile()
 };
 
 // Bytes that a GEMM of at most max_rows rows needs at `workspace`; 0 where it needs none. `gathers`: it is
@@ -54,15 +66,6 @@ struct Gemm2 {
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
 // The tile for a problem: a pure function of its size.
-struct TileChoice {
-  int tokens;      // of a tile, a multiple of 8
-  int row_groups;  // warpgroups along the weight rows, 64 each: 4, or 3 of wide tiles, or 1 and 3 more share
-                   // its K
-  friend bool operator==(const TileChoice&, const TileChoice&) = default;
-};
-inline constexpr int kNarrowTile = 64;  // the widest of 4 row groups
-inline constexpr int kWideTile = 136;   // the widest of 3
-
 // Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else as many tiles for
 // an expert as its rows need, wide enough for most: experts' rows scatter around their mean by its square
 // root, and one row too many decodes the weights again.
@@ -77,5 +80,8 @@ constexpr TileChoice choose_tile(std::int64_t rows, int experts) {
   const int width = static_cast<int>((most + 8 * tiles - 1) / (8 * tiles) * 8);
   return {width, width <= kNarrowTile ? 4 : 3};
 }
+
+// Every tile there is.
+std::vector<TileChoice> all_tiles();
 
 }  // namespace megamoe::sm90

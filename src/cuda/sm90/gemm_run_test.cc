@@ -70,7 +70,7 @@ class DeviceRouting {
                 GroupedInput& in, int poison)
       : offsets_(routed.offsets),
         gather_(gather),
-        workspace_(gemm_workspace_bytes(format, in.cols, in.max_rows, in.experts), poison) {
+        workspace_(gemm_workspace_bytes(format, !gather.empty(), in.max_rows, in.cols), poison) {
     in.offsets = offsets_.data();
     in.gather = gather_.data();
     in.workspace = workspace_.data();

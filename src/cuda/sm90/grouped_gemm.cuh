@@ -35,8 +35,11 @@ struct GemmConfig {
   static constexpr int kTokens = kTokens_;        // of a tile: wgmma's N
   static constexpr int kRowGroups = kRowGroups_;  // warpgroups side by side along the weight rows, 64 each
   static constexpr int kSplit = kSplit_;          // warpgroups that share the K of those rows, chunk by chunk
-  // Three or four warpgroups multiply: while some wait for the tensor cores the others decode.
+  // Three or four warpgroups multiply: while some wait for the tensor cores the others decode. The four keep
+  // in step, for with few stages one that is ahead starves the others; the three need not, and one does its
+  // epilogue while the others multiply.
   static constexpr int kConsumers = kRowGroups * kSplit;
+  static constexpr bool kInStep = kConsumers == 4;
   static constexpr int kConsumerThreads = 128 * kConsumers;
   static constexpr int kThreads = kConsumerThreads + 128;  // the producer's warpgroup is the last
   static constexpr int kTokenTileBytes = kTokens * kChunkCols * 2;
@@ -90,7 +93,7 @@ struct alignas(1024) GemmStorage {
   std::uint8_t tokens[Config::kStages][Config::kStageChunks][Config::kTokenTileBytes];
   alignas(128) std::uint8_t weights[Config::kStages][Config::kRowGroups][Config::kStageChunks][kChunkBytes];
   alignas(16) float sums[Config::kConsumers][Config::kPassTokens][Config::kPitch];  // accumulators in passing
-  TokenScales scales[2][Config::kTokens];  // of this tile and of the last
+  TokenScales scales[Config::kRowGroups][2][Config::kTokens];  // of this tile and of the last
   std::uint64_t full[Config::kStages];
   std::uint64_t empty[Config::kStages];
   std::int32_t first_tile[kMaxExperts + 1];  // token tiles of the experts before e
@@ -408,15 +411,16 @@ __device__ void consume(const GemmParams& p, const Epilogue& epilogue, const Til
   int buffer = 0;
   for (int index = blockIdx.x; index < walk.count(); index += gridDim.x, buffer ^= 1) {
     const Tile tile = uniform_tile(walk, index);
-    // Two tiles apart a barrier lies between this write and the reads before it.
-    if (static_cast<int>(threadIdx.x) < tile.rows)
-      s.scales[buffer][threadIdx.x] = epilogue.token_scales(tile.first_row + static_cast<int>(threadIdx.x));
+    // Two tiles apart a barrier of finish() lies between this write and the reads before it.
+    TokenScales* scales = s.scales[consumer.group][buffer];
+    for (int token = static_cast<int>(threadIdx.x) % (128 * Config::kSplit); token < tile.rows;
+         token += 128 * Config::kSplit) {
+      scales[token] = epilogue.token_scales(tile.first_row + token);
+    }
     float acc[Config::kTokens / 2];
     consumer.multiply(chunks, s, acc);
-    // Together, or those ahead would hold stages that those behind still need.
-    sync_consumers<Config>();
-    if (tile.weight_tile + consumer.group < p.tiles)
-      finish<Config>(consumer, epilogue, tile, s.scales[buffer], s, acc);
+    if constexpr (Config::kInStep) sync_consumers<Config>();
+    if (tile.weight_tile + consumer.group < p.tiles) finish<Config>(consumer, epilogue, tile, scales, s, acc);
   }
 }
 
