@@ -21,6 +21,7 @@ __device__ std::uint32_t to_bf16x2(float low, float high) {
 
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineParams p, unsigned tiles, bool aligned) {
+  await_previous_kernel();
   const std::int64_t token = blockIdx.x / tiles;
   const std::int64_t col = static_cast<std::int64_t>(blockIdx.x % tiles) * kTileCols + threadIdx.x * kCols;
   if (col >= p.hidden) return;
@@ -70,8 +71,8 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t combine(const CombineParams& p, cudaStream_t stream) {
   const std::int64_t tiles = (p.hidden + kTileCols - 1) / kTileCols;
   const bool aligned = aligned_to(p.y, 8) && p.y_stride % kCols == 0;
-  return launch(combine_kernel, p.tokens * tiles, kThreads, 0, stream, p, static_cast<unsigned>(tiles),
-                aligned);
+  return launch_early(combine_kernel, p.tokens * tiles, kThreads, 0, stream, p, static_cast<unsigned>(tiles),
+                      aligned);
 }
 
 }  // namespace megamoe::cuda

@@ -11,16 +11,55 @@ inline bool aligned_to(const void* pointer, int bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
+struct LaunchOptions {
+  bool early = false;
+};
+template <class... Params, class... Args>
+cudaError_t launch_with(const LaunchOptions& options, void (*kernel)(Params...), std::int64_t blocks,
+                        int threads, int shared, cudaStream_t stream, const Args&... args) {
+  if (blocks == 0) return cudaSuccess;
+  if (blocks < 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = options.early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+// Put first into a kernel for launch_early(): the next one may begin now; wait for the one before.
+__device__ inline void await_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
+
 // One-dimensional: the x axis alone takes more than 65,535 blocks. No blocks: nothing to do. The error of
 // this launch, if any, is returned at once and not left for a later call.
 template <class... Params, class... Args>
 cudaError_t launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
                    cudaStream_t stream, const Args&... args) {
-  if (blocks == 0) return cudaSuccess;
-  if (blocks < 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
-  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), static_cast<std::size_t>(shared),
-           stream>>>(args...);
-  return cudaGetLastError();
+  return launch_with({}, kernel, blocks, threads, shared, stream, args...);
+}
+
+// The same, but on GPUs that can (compute capability 9.0 and later) the kernel starts before the one ahead of
+// it in the stream has ended: what a launch costs is hidden. The kernel must call await_previous_kernel().
+template <class... Params, class... Args>
+cudaError_t launch_early(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
+                         cudaStream_t stream, const Args&... args) {
+  int device = 0, major = 0;
+  if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
+  if (const cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+      e != cudaSuccess) {
+    return e;
+  }
+  return launch_with({.early = major >= 9}, kernel, blocks, threads, shared, stream, args...);
 }
 
 }  // namespace megamoe::cuda

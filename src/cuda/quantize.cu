@@ -62,6 +62,7 @@ template <class Source, bool kDynamic>
 __global__ void __launch_bounds__(kMaxThreads)
     quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
                     const __grid_constant__ Nvfp4Out out) {
+  await_previous_kernel();
   if (beyond_end(actual_rows)) return;
   const std::int64_t row = blockIdx.x;
   typename Source::Block held[kHeld];
@@ -119,13 +120,14 @@ cudaError_t launch_quantize(const Source& source, const RowCount& rows, std::int
   const int blocks = static_cast<int>(cols / kNvfp4Block);
   const auto kernel =
       mode == TensorScales::kDynamicRow ? quantize_kernel<Source, true> : quantize_kernel<Source, false>;
-  return launch(kernel, rows.most, threads_for(cols), 0, stream, source, rows.actual, blocks, out);
+  return launch_early(kernel, rows.most, threads_for(cols), 0, stream, source, rows.actual, blocks, out);
 }
 
 template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
     row_amax_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
                     float* amax) {
+  await_previous_kernel();
   if (beyond_end(actual_rows)) return;
   __shared__ std::uint32_t shared[kMaxThreads / 32];
   typename Source::Block held[kHeld];
@@ -141,14 +143,15 @@ template <class Source>
 cudaError_t launch_row_amax(const Source& source, const RowCount& rows, std::int64_t cols, float* amax,
                             cudaStream_t stream) {
   if (cols % kNvfp4Block != 0 || cols > INT32_MAX) return cudaErrorInvalidValue;
-  return launch(row_amax_kernel<Source>, rows.most, threads_for(cols > 0 ? cols : kNvfp4Block), 0, stream,
-                source, rows.actual, static_cast<int>(cols / kNvfp4Block), amax);
+  return launch_early(row_amax_kernel<Source>, rows.most, threads_for(cols > 0 ? cols : kNvfp4Block), 0,
+                      stream, source, rows.actual, static_cast<int>(cols / kNvfp4Block), amax);
 }
 
 // A CTA for each group.
 __global__ void __launch_bounds__(kMaxThreads)
     group_tensor_scales_kernel(const float* amax, const std::int64_t* offsets, std::int64_t rows,
                                float* tensor_scales) {
+  await_previous_kernel();
   __shared__ std::uint32_t shared[kMaxThreads / 32];
   const std::int64_t begin = offsets != nullptr ? offsets[blockIdx.x] : 0;
   const std::int64_t end = offsets != nullptr ? offsets[blockIdx.x + 1] : rows;
@@ -179,6 +182,7 @@ template <bool kF32>
 __global__ void __launch_bounds__(256)
     dequantize_kernel(const __grid_constant__ Nvfp4In x, const __grid_constant__ RowCount rows,
                       std::int64_t blocks, uint4* out) {
+  await_previous_kernel();
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (at >= (rows.actual != nullptr ? *rows.actual : rows.most) * blocks) return;
   const std::int64_t row = at / blocks,
@@ -269,8 +273,8 @@ cudaError_t dequantize(const Nvfp4In& x, const RowCount& rows, std::int64_t cols
   if (cols % kNvfp4Block != 0 || type == ElementType::kFp16) return cudaErrorInvalidValue;
   const std::int64_t blocks = cols / kNvfp4Block;
   const auto kernel = type == ElementType::kF32 ? dequantize_kernel<true> : dequantize_kernel<false>;
-  return launch(kernel, (rows.most * blocks + 255) / 256, 256, 0, stream, x, rows, blocks,
-                static_cast<uint4*>(out));
+  return launch_early(kernel, (rows.most * blocks + 255) / 256, 256, 0, stream, x, rows, blocks,
+                      static_cast<uint4*>(out));
 }
 
 cudaError_t row_amax(const ElementRows& x, const RowCount& rows, std::int64_t cols, float* amax,
@@ -287,8 +291,8 @@ cudaError_t deinterleave_row_amax(const bf16* x, std::int64_t row_stride, const 
 
 cudaError_t group_tensor_scales(const float* amax, const std::int64_t* offsets, int groups, std::int64_t rows,
                                 float* tensor_scales, cudaStream_t stream) {
-  return launch(group_tensor_scales_kernel, offsets != nullptr ? groups : 1, kMaxThreads, 0, stream, amax,
-                offsets, rows, tensor_scales);
+  return launch_early(group_tensor_scales_kernel, offsets != nullptr ? groups : 1, kMaxThreads, 0, stream,
+                      amax, offsets, rows, tensor_scales);
 }
 
 cudaError_t tensor_amax(const ElementRows& x, std::int64_t rows, std::int64_t cols, float* amax,

@@ -109,6 +109,7 @@ __device__ std::int32_t exclusive_sums(std::int32_t* values, int count) {
 
 __global__ void __launch_bounds__(kMaxWarps * 32)
     count_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
+  await_previous_kernel();
   extern __shared__ std::int32_t counts[];
   count_pieces(p, plan, counts);
   std::int32_t* out =
@@ -122,6 +123,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
 
 __global__ void __launch_bounds__(kMaxWarps * 32)
     place_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
+  await_previous_kernel();
   extern __shared__ std::int32_t counts[];
   std::int32_t* totals = counts + plan.warps * p.experts;  // [experts]
   count_pieces(p, plan, counts);
@@ -198,10 +200,11 @@ cudaError_t sort(const SortParams& p, cudaStream_t stream) {
   const Plan plan = plan_for(pairs, p.experts);
   const int shared = plan.warps * p.experts * 4;
   if (plan.parts > 1) {
-    const cudaError_t status = launch(count_kernel, plan.parts, plan.warps * 32, shared, stream, p, plan);
+    const cudaError_t status =
+        launch_early(count_kernel, plan.parts, plan.warps * 32, shared, stream, p, plan);
     if (status != cudaSuccess) return status;
   }
-  return launch(place_kernel, plan.parts, plan.warps * 32, shared + p.experts * 4, stream, p, plan);
+  return launch_early(place_kernel, plan.parts, plan.warps * 32, shared + p.experts * 4, stream, p, plan);
 }
 
 }  // namespace megamoe::cuda

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cuda/gather.h"
+#include "cuda/launch.h"
 #include "cuda/quantize.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/grouped_gemm.cuh"
@@ -30,8 +31,7 @@ cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStrea
       e != cudaSuccess) {
     return e;
   }
-  kernel<<<multiprocessors, Config::kThreads, kShared, stream>>>(params, epilogue);
-  return cudaGetLastError();
+  return cuda::launch_early(kernel, multiprocessors, Config::kThreads, kShared, stream, params, epilogue);
 }
 
 // cuTensorMapEncodeTiled, from the driver: a program that links with it would not start without one.

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "cuda/launch.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/ptx/wgmma.h"
@@ -441,6 +442,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::mbarrier_init_fence();
   }
+  cuda::await_previous_kernel();
   sum_token_tiles<Config>(p, s);
   __syncthreads();
   const TileWalk<Config> walk(p, s);
