@@ -3,8 +3,8 @@
 //
 // The weights are the first operand: decoded from 4 bits to BF16 straight into the registers of wgmma,
 // products exact. Tokens, in BF16 and in expert order, are the second operand, in shared memory; so a tile
-// may have any multiple of 8 tokens, and weights stream. One persistent CTA per SM: one thread fills a ring
-// of stages by the copy engine, consumer warpgroups multiply 64 weight rows each.
+// may have any multiple of 8 tokens, and weights stream. One persistent CTA per SM: a producer warp fills a
+// ring of stages by the copy engine, consumer warpgroups multiply 64 weight rows each.
 //
 //   Config    tile sizes, stages, threads
 //   Params    pointers and sizes
@@ -296,8 +296,7 @@ struct Consumer {
   // multiplies what it finds: nobody uses it.
   __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s,
                                            float (&acc)[Config::kTokens / 2]) {
-    constexpr int kOwn =
-        Config::kStageChunks / Config::kSplit;  // chunks of a stage that are this warpgroup's
+    constexpr int kOwn = Config::kStageChunks / Config::kSplit;  // of a stage's chunks
     constexpr int kUnroll = kOwn % 2 == 0 ? kOwn : 2 * kOwn;
 #pragma unroll
     for (int i = 0; i < Config::kTokens / 2; ++i) acc[i] = 0.0f;
@@ -311,8 +310,7 @@ struct Consumer {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (u % kOwn == 0) ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
-        constexpr int kStride = Config::kSplit;
-        const int at = u % kOwn * kStride;
+        const int at = u % kOwn * Config::kSplit;
         const std::uint32_t offset =
             ring.index * (Config::kRowGroups * Config::kStageChunks * kChunkBytes) + at * kChunkBytes;
         const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
@@ -358,8 +356,7 @@ __device__ void sync_consumers() {
 
 // Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
 // together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
-// of gate and the same of up) of one token; lanes take adjacent items. Row groups go their own ways here:
-// while one is busy with its results the others may already multiply.
+// of gate and the same of up) of one token; lanes take adjacent items.
 template <class Config, class Epilogue>
 __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue,
                                        const Tile& tile, const TokenScales* scales, GemmStorage<Config>& s,
@@ -370,9 +367,9 @@ __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const E
   // A single pass is no loop: the accumulators are done with before the epilogue begins.
   const int end = Config::kTokens == Config::kPassTokens ? 1 : tile.rows;
   for (int first = 0; first < end; first += Config::kPassTokens) {
-    sync_row_group<Config>(
-        group);  // what was there has been read
-                 // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
+    // Before: what was there has been read.
+    sync_row_group<Config>(group);
+    // acc[4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
 #pragma unroll
     for (int j = 0; j < Config::kTokens / 8; ++j) {
       if (j / kGroups * Config::kPassTokens != first) continue;
