@@ -1,6 +1,7 @@
 #include "cuda/quantize.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/parallel.h"
@@ -603,6 +604,85 @@ TEST_F(QuantizeTest, Dequantizes) {
     EXPECT_TRUE(same_numbers(f32.download(), want));
     EXPECT_TRUE(same_numbers(b16.download(), want16));
   }
+}
+
+// Rows in another order, each under the tensor scale of the row it is read from; as many as the GPU knows of.
+// The map holds poison beyond them, and the result must keep it.
+TEST_F(QuantizeTest, DequantizesRowsByAMap) {
+  Random random(8);
+  const std::int64_t tokens = 11, most = 37;
+  for (const std::int64_t cols : {16, 48, 80, 272, 2064}) {
+    Nvfp4Tensor t;
+    t.rows = tokens, t.cols = cols;
+    for (std::int64_t i = 0; i < tokens * cols / 2; ++i)
+      t.codes.push_back(static_cast<std::uint8_t>(random.integer(0, 255)));
+    for (std::int64_t i = 0; i < tokens * cols / 16; ++i)
+      t.scales.push_back(static_cast<std::uint8_t>(random.integer(0, 255)));
+    for (std::int64_t r = 0; r < tokens; ++r) t.tensor_scales.push_back(random.uniform(1e-4f, 1e-3f));
+    const std::vector<float> values = dequantize(t);
+    const DeviceArray<std::uint8_t> codes(t.codes), scales(t.scales);
+    const DeviceArray<float> tensor_scales(t.tensor_scales);
+    for (const std::int64_t actual : {0, 1, 29, 37}) {
+      for (const int poison : {0x7F, 0xFF, 0x00}) {
+        SCOPED_TRACE(::testing::Message() << actual << " rows of " << cols << ", poison " << poison);
+        std::vector<std::int32_t> map(size(most), 0x7F7F7F7F);
+        std::vector<float> want(size(most * cols));
+        std::memset(want.data(), poison, want.size() * sizeof(float));
+        std::vector<bf16> want16(want.size());
+        std::memset(static_cast<void*>(want16.data()), poison, want16.size() * sizeof(bf16));
+        for (std::int64_t r = 0; r < actual; ++r) {
+          map[size(r)] = static_cast<std::int32_t>(random.integer(0, tokens - 1));
+          for (std::int64_t k = 0; k < cols; ++k) {
+            want[size(r * cols + k)] = values[size(map[size(r)] * cols + k)];
+            want16[size(r * cols + k)] = to_bf16(want[size(r * cols + k)]);
+          }
+        }
+        const DeviceArray<std::int32_t> d_map(map);
+        const DeviceArray<std::int64_t> d_actual(std::vector<std::int64_t>{actual});
+        const RowCount rows(most, d_actual.data());
+        const Nvfp4In in{codes.data(), scales.data(), tensor_scales.data(), false, d_map.data()};
+        const Output<float> f32(most * cols, poison);
+        const Output<bf16> b16(most * cols, poison);
+        cuda_check(dequantize(in, rows, cols, ElementType::kF32, f32.data(), nullptr), "testing dequantize");
+        cuda_check(dequantize(in, rows, cols, ElementType::kBf16, b16.data(), nullptr), "testing dequantize");
+        EXPECT_TRUE(same_numbers(f32.download(), want));
+        EXPECT_TRUE(same_numbers(b16.download(), want16));
+      }
+    }
+  }
+}
+
+// Without tensor scales BF16 holds every code under every scale exactly; NaN and the signs of zeros too.
+TEST_F(QuantizeTest, DequantizesExactlyWithoutTensorScales) {
+  const std::int64_t rows = 256, cols = 16;
+  std::vector<std::uint8_t> codes, scales;
+  std::vector<std::int32_t> map;
+  std::vector<bf16> want;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t i = 0; i < cols; i += 2) codes.push_back(static_cast<std::uint8_t>(i + (i + 1) * 16));
+    scales.push_back(static_cast<std::uint8_t>(r));
+    map.push_back(static_cast<std::int32_t>(rows - 1 - r));
+  }
+  for (const std::int32_t r : map) {
+    for (int code = 0; code < 16; ++code) {
+      const double exact = static_cast<double>(decode_e2m1(static_cast<std::uint8_t>(code))) *
+                           static_cast<double>(decode_e4m3(static_cast<std::uint8_t>(r)));
+      want.push_back(to_bf16(static_cast<float>(exact)));
+      if (std::isnan(exact)) continue;
+      ASSERT_EQ(static_cast<double>(to_float(want.back())), exact);
+    }
+  }
+  const DeviceArray<std::uint8_t> d_codes(codes), d_scales(scales);
+  const DeviceArray<std::int32_t> d_map(map);
+  const Output<bf16> values(rows * cols);
+  const Nvfp4In in{.codes = d_codes.data(), .scales = d_scales.data(), .row_map = d_map.data()};
+  cuda_check(dequantize(in, rows, cols, ElementType::kBf16, values.data(), nullptr), "testing dequantize");
+  EXPECT_TRUE(same_numbers(values.download(), want));
+}
+
+TEST_F(QuantizeTest, DequantizesWholeBlocksToWhatIsMade) {
+  EXPECT_EQ(dequantize(Nvfp4In{}, 1, 24, ElementType::kBf16, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(dequantize(Nvfp4In{}, 1, 32, ElementType::kFp16, nullptr, nullptr), cudaErrorInvalidValue);
 }
 
 template <class T>

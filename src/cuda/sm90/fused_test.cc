@@ -1,5 +1,5 @@
 // fused_test.cc: h made FP4 in the epilogue is, byte for byte, what the quantisers make of h in BF16.
-#include <cmath>
+#include <algorithm>
 
 #include "cuda/quantize.h"
 #include "cuda/sm90/gemm_test.h"
@@ -14,12 +14,6 @@ using testing::Operands;
 using testing::Rows;
 
 class FusedTest : public HopperTest {};
-
-void expect_same(const HiddenResult& got, const HiddenResult& want) {
-  EXPECT_TRUE(cuda::same_bytes(got.h.codes, want.h.codes));
-  EXPECT_TRUE(cuda::same_bytes(got.h.block_scales, want.h.block_scales));
-  EXPECT_EQ(got.saturated, want.saturated);
-}
 
 // By quantize, or by deinterleave_quantize, of what the first GEMM wrote as BF16.
 HiddenResult quantize_on_gpu(L1Output mode, const Rows& h, std::int64_t cols,
@@ -51,6 +45,8 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
   const std::vector<std::int64_t> widths = {16, 32, 48, 80, 112, 128, 176, 256, 368, 720, 1008, 1408, 2880};
   std::int64_t bytes = 0;
   std::uint64_t saturated = 0;
+  std::vector<TileChoice> tiles = all_tiles();
+  tiles.push_back({});
   for (std::uint64_t trial = 0; trial < 500; ++trial) {
     cuda::Random random(trial);
     std::int64_t hidden, intermediate;
@@ -66,14 +62,16 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
     const std::int64_t rows = random.integer(0, 3) == 0 ? random.integer(60, 1200) : random.integer(0, 60);
     const std::int64_t tokens = random.integer(0, 3) == 0 ? 0 : random.integer(1, 40);
     const RoutedRows routed = ragged_rows(rows, experts, tokens, random);
+    const TileChoice tile = tiles[trial / 4 % tiles.size()];  // with each activation
     SCOPED_TRACE(::testing::Message()
-                 << "trial " << trial << ": " << hidden << " x " << intermediate << ", " << experts
-                 << " experts, " << rows << " rows of " << tokens << " tokens, " << to_string(format) << ", "
-                 << to_string(activation.kind));
+                 << "trial " << trial << ", " << tile << ": " << hidden << " x " << intermediate << ", "
+                 << experts << " experts, " << rows << " rows of " << tokens << " tokens, "
+                 << to_string(format) << ", " << to_string(activation.kind));
     const auto weights = testing::wide_layer(config, Operands::kRandom, random.integer(0, 1) == 0, trial);
     const DeviceLayer layer(weights->weights);
-    Rows x = testing::wide_rows(format, tokens != 0 ? tokens : rows, hidden, Operands::kRandom, trial);
-    if (trial % 10 == 0 && x.rows > 0) {  // a faulty token
+    Rows x = testing::wide_rows(format, tokens != 0 ? tokens : std::max<std::int64_t>(rows, 1), hidden,
+                                Operands::kRandom, trial);
+    if (trial % 10 == 0) {  // a faulty token
       if (format == ActivationFormat::kBf16)
         x.values[size(random.integer(0, x.rows * hidden - 1))] = {0x7F80};
       if (format == ActivationFormat::kNvfp4)
@@ -87,7 +85,7 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
     const std::int64_t max_rows = rows + (trial % 3 == 0 ? random.integer(0, 2000) : 0);
     const auto run = [&](L1Output mode, int poison) {
       return layer.gemm1(x, routed, mode, mode == L1Output::kNvfp4 ? scales : std::vector<float>(),
-                         {.max_rows = max_rows, .poison = poison, .strided = trial % 2 == 0});
+                         {.tile = tile, .max_rows = max_rows, .poison = poison, .strided = trial % 2 == 0});
     };
     const HiddenResult fused = run(L1Output::kNvfp4, 0x7F);
     expect_same(run(L1Output::kNvfp4, 0xFF), fused);
@@ -147,7 +145,10 @@ class PassThrough {
       saturated += row.saturated;
     }
     want.saturated = static_cast<std::uint64_t>(saturated);
-    expect_same(device_->gemm1(x, {{0, rows}, {}}, L1Output::kNvfp4, scales), want);
+    for (const TileChoice& tile : kTileKinds) {
+      SCOPED_TRACE(tile);
+      expect_same(device_->gemm1(x, {{0, rows}, {}}, L1Output::kNvfp4, scales, {.tile = tile}), want);
+    }
   }
 
  private:

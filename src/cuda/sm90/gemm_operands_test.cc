@@ -39,7 +39,7 @@ Pattern unit_rows(std::int64_t n) {
   return p;
 }
 
-// rows * weights^T by each tile: the rows go to as many experts as it takes, which all have these weights.
+// rows * weights^T by each tile: the rows go to three experts, which all have these weights.
 void expect_products(const Pattern& rows, ActivationFormat format, const Pattern& weights) {
   Rows h(format, rows.rows, rows.cols, 0);
   for (std::int64_t i = 0; i < rows.rows * rows.cols && format == ActivationFormat::kBf16; ++i) {
@@ -50,19 +50,20 @@ void expect_products(const Pattern& rows, ActivationFormat format, const Pattern
   if (format == ActivationFormat::kNvfp4) {
     h.codes = rows.codes, h.block_scales = rows.scales, h.scales.assign(h.scales.size(), 1.0f);
   }
-  for (const int experts : experts_for_tiles(rows.rows)) {
-    SCOPED_TRACE(::testing::Message()
-                 << "tile of " << choose_tile(rows.rows, experts).tokens << ", " << to_string(format));
-    testing::TestLayer layer(
-        testing::make_config(weights.rows, weights.cols, experts, 1, {Activation::kRelu2}));
-    const WeightMatrix down = layer.nvfp4(weights.rows, weights.cols, 1.0f, weights.codes, weights.scales);
-    const WeightMatrix up =
-        layer.nvfp4(weights.cols, weights.rows, 1.0f, std::vector<std::uint8_t>(weights.codes.size()),
-                    std::vector<std::uint8_t>(weights.scales.size()));
-    for (ExpertWeights& expert : layer.weights.experts) expert.up = up, expert.down = down;
-    RoutedRows routed;
-    for (std::int64_t e = 0; e <= experts; ++e) routed.offsets.push_back(e * rows.rows / experts);
-    const std::vector<float> y = DeviceLayer(layer.weights).gemm2(h, routed);
+  constexpr int kExperts = 3;
+  testing::TestLayer layer(
+      testing::make_config(weights.rows, weights.cols, kExperts, 1, {Activation::kRelu2}));
+  const WeightMatrix down = layer.nvfp4(weights.rows, weights.cols, 1.0f, weights.codes, weights.scales);
+  const WeightMatrix up =
+      layer.nvfp4(weights.cols, weights.rows, 1.0f, std::vector<std::uint8_t>(weights.codes.size()),
+                  std::vector<std::uint8_t>(weights.scales.size()));
+  for (ExpertWeights& expert : layer.weights.experts) expert.up = up, expert.down = down;
+  const DeviceLayer device(layer.weights);
+  RoutedRows routed;
+  for (std::int64_t e = 0; e <= kExperts; ++e) routed.offsets.push_back(e * rows.rows / kExperts);
+  for (const TileChoice& tile : all_tiles()) {
+    SCOPED_TRACE(::testing::Message() << tile << ", " << to_string(format));
+    const std::vector<float> y = device.gemm2(h, routed, {.tile = tile});
     expect_equal(check_gemm2(second_call(layer.weights, h, routed), y.data(), kEverything));
   }
 }
@@ -86,7 +87,9 @@ TEST_F(GemmOperands, TheLargestOperands) {
     layer.weights.experts[0].down = layer.nvfp4(16, width, 0.75f, all(sign), all(0x7E));
     const DeviceLayer device(layer.weights);
     for (const ActivationFormat format : kFormats) {
-      for (const std::int64_t rows : {1, 300}) {
+      for (const TileChoice& tile : kTileKinds) {
+        SCOPED_TRACE(::testing::Message() << tile << ", " << to_string(format));
+        const std::int64_t rows = 2 * tile.tokens - 5;
         const RoutedRows routed{{0, rows}, {}};
         const auto fill = [&](std::int64_t cols) {
           Rows x(format, rows, cols, 0);
@@ -98,10 +101,10 @@ TEST_F(GemmOperands, TheLargestOperands) {
           return x;
         };
         const Rows x = fill(16), h = fill(width);
-        const HiddenResult result = device.gemm1(x, routed, L1Output::kCompactBf16, {});
+        const HiddenResult result = device.gemm1(x, routed, L1Output::kCompactBf16, {}, {.tile = tile});
         expect_equal(check_gemm1(first_call(layer.weights, x, routed), L1Output::kCompactBf16,
                                  result.h.view(), 20000));
-        const std::vector<float> y = device.gemm2(h, routed);
+        const std::vector<float> y = device.gemm2(h, routed, {.tile = tile});
         EXPECT_EQ(y[0], 0.75f * 8192.0f * 2688.0f * 2688.0f);
         expect_equal(check_gemm2(second_call(layer.weights, h, routed), y.data(), kEverything));
       }
@@ -193,11 +196,11 @@ void expect_faults(Spoil weights_how, Spoil rows_how, const ActivationConfig& ac
   for (std::int64_t e = 0; e <= kExperts; ++e) routed.offsets.push_back(e * kRows / kExperts);
   for (std::int64_t r = 0; r < kRows; ++r)
     routed.gather.push_back(static_cast<std::int32_t>(r * 4 % kTokens));
-  for (const TileRows& t : tiles_of_experts(kExperts)) {
+  for (const TileChoice& tile : all_tiles()) {
     for (const ActivationFormat format : kFormats) {
-      SCOPED_TRACE(::testing::Message() << to_string(activation.kind) << ", tile of " << t.tile.tokens << ", "
-                                        << to_string(format));
-      const GemmOptions options{.max_rows = t.largest};
+      SCOPED_TRACE(::testing::Message()
+                   << to_string(activation.kind) << ", " << tile << ", " << to_string(format));
+      const GemmOptions options{.tile = tile};
       Rows x = testing::wide_rows(format, kTokens, config.hidden, Operands::kExact, 6);
       spoil_rows(x, rows_how);
       for (const L1Output mode : modes_of(config)) {

@@ -146,6 +146,7 @@ GroupedInput DeviceLayer::input(const Role& role, const RoutedRows& routed,
   in.cols = role.cols;
   in.max_rows = options.max_rows != 0 ? options.max_rows : routed.rows();
   EXPECT_GE(in.max_rows, routed.rows());
+  in.tile = options.tile;
   return in;
 }
 
@@ -235,31 +236,11 @@ RoutedRows ragged_rows(std::int64_t rows, int experts, std::int64_t tokens, cuda
   return routed;
 }
 
-std::vector<TileRows> tiles_of_experts(int experts) {
-  std::vector<TileRows> tiles;
-  for (std::int64_t rows = 1; rows <= 4096; ++rows) {
-    const TileChoice tile = choose_tile(rows, experts);
-    const auto known =
-        std::find_if(tiles.begin(), tiles.end(), [&](const TileRows& t) { return t.tile == tile; });
-    if (known == tiles.end()) {
-      tiles.push_back({tile, rows, rows});
-    } else {
-      known->largest = rows;
-    }
-  }
-  return tiles;
-}
-
-std::vector<int> experts_for_tiles(std::int64_t rows) {
-  std::vector<TileChoice> tiles;
-  std::vector<int> result;
-  for (int experts = 1; experts <= 1024; ++experts) {
-    const TileChoice tile = choose_tile(rows, experts);
-    if (std::find(tiles.begin(), tiles.end(), tile) != tiles.end()) continue;
-    tiles.push_back(tile);
-    result.push_back(experts);
-  }
-  return result;
+void expect_same(const HiddenResult& got, const HiddenResult& want) {
+  EXPECT_TRUE(cuda::same_bytes(got.h.values, want.h.values));
+  EXPECT_TRUE(cuda::same_bytes(got.h.codes, want.h.codes));
+  EXPECT_TRUE(cuda::same_bytes(got.h.block_scales, want.h.block_scales));
+  EXPECT_EQ(got.saturated, want.saturated);
 }
 
 void expect_equal(const testing::Verdict& v) {

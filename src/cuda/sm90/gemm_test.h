@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <ostream>
 #include <vector>
 
 #include "cuda/gpu_test.h"
@@ -34,17 +35,15 @@ struct RoutedRows {
 // any of `tokens` rows, or, where that is 0, their own.
 RoutedRows ragged_rows(std::int64_t rows, int experts, std::int64_t tokens, cuda::Random& random);
 
-// The tiles that choose_tile picks for so many experts, each with the least and the largest number of rows
-// (up to 4096) that it is picked for.
-struct TileRows {
-  TileChoice tile;
-  std::int64_t least, largest;
-};
-std::vector<TileRows> tiles_of_experts(int experts);
-// Numbers of experts (up to 1024), one for each tile that choose_tile picks for so many rows.
-std::vector<int> experts_for_tiles(std::int64_t rows);
+// One of each kind of tile: that shares K, of four row groups, of three.
+inline constexpr TileChoice kTileKinds[] = {{8, 1}, {kNarrowTile, 4}, {kWideTile, 3}};
+inline std::ostream& operator<<(std::ostream& out, const TileChoice& tile) {
+  if (tile == TileChoice{}) return out << "the tile chosen";
+  return out << "tile of " << tile.tokens << " x " << tile.row_groups;
+}
 
 struct GemmOptions {
+  TileChoice tile = {};       // {}: the one for max_rows
   std::int64_t max_rows = 0;  // 0: the number of rows
   int poison = 0x7F;
   bool strided = false;  // BF16 tokens lie further apart than their width
@@ -85,6 +84,8 @@ inline testing::GemmCall second_call(const LayerWeights& layer, const testing::R
   return {layer, h.view(), routed.offsets.data()};
 }
 
+// Bit for bit.
+void expect_same(const HiddenResult& got, const HiddenResult& want);
 // Where sums are exact every bit is given.
 void expect_equal(const testing::Verdict& verdict);
 
