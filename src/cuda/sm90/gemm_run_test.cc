@@ -196,20 +196,35 @@ HiddenResult DeviceLayer::gemm1(const testing::Rows& x, const RoutedRows& routed
 
 std::vector<float> DeviceLayer::gemm2(const testing::Rows& h, const RoutedRows& routed,
                                       const GemmOptions& options) const {
+  return gemm2_in_a_row({h}, routed, options)[0];
+}
+
+std::vector<std::vector<float>> DeviceLayer::gemm2_in_a_row(const std::vector<testing::Rows>& h,
+                                                            const RoutedRows& routed,
+                                                            const GemmOptions& options) const {
   const std::int64_t rows = routed.rows();
-  const DeviceRows tokens(h, options.strided);
-  const Output<float> y((rows + kRowsBehind) * config_.hidden, options.poison);
   Gemm2 call;
   call.in = input(*second_, routed, options);
-  call.in.tokens = tokens.rows;
-  const DeviceRouting routing(routed, {}, h.format, call.in, options.poison);
   call.weight_scales = second_->scales.data();
   call.bias = second_->bias[0].data();
-  call.out = y.data();
-  cuda_check(sm90::gemm2(call, nullptr), "testing the second GEMM");
+  const DeviceRouting routing(routed, {}, h[0].format, call.in, options.poison);
+  std::vector<DeviceRows> tokens;
+  std::vector<Output<float>> outputs;
+  for (const testing::Rows& one : h) {
+    tokens.emplace_back(one, options.strided);
+    outputs.emplace_back((rows + kRowsBehind) * config_.hidden, options.poison);
+  }
+  for (std::size_t i = 0; i < h.size(); ++i) {
+    call.in.tokens = tokens[i].rows;
+    call.out = outputs[i].data();
+    cuda_check(sm90::gemm2(call, nullptr), "testing the second GEMM");
+  }
   cuda_check(cudaDeviceSynchronize(), "testing the second GEMM");
   routing.check();
-  return used_rows(y, rows, config_.hidden, options.poison);
+  std::vector<std::vector<float>> results;
+  for (const Output<float>& y : outputs)
+    results.push_back(used_rows(y, rows, config_.hidden, options.poison));
+  return results;
 }
 
 RoutedRows ragged_rows(std::int64_t rows, int experts, std::int64_t tokens, cuda::Random& random) {

@@ -285,6 +285,31 @@ TEST_F(GemmTest, EveryTileGivesTheSameBitsAgain) {
   }
 }
 
+// A call's rows of tokens may not be overwritten by the next one's while they are read, nor read too early.
+TEST_F(GemmTest, CallsInARowKeepToTheirOrder) {
+  const std::int64_t hidden = 1008, intermediate = 720, calls = 12;
+  const auto weights =
+      testing::wide_layer(testing::make_config(hidden, intermediate, 16, 1), Operands::kRandom, true, 1);
+  const DeviceLayer layer(weights->weights);
+  cuda::Random random(1);
+  for (const ActivationFormat format : kFormats) {
+    for (const TileChoice& tile : kTileKinds) {
+      const RoutedRows routed = ragged_rows(random.integer(1, 1500), 16, 0, random);
+      SCOPED_TRACE(::testing::Message()
+                   << tile << ", " << to_string(format) << ", " << routed.rows() << " rows");
+      std::vector<Rows> h;
+      for (std::int64_t i = 0; i < calls; ++i) {
+        h.push_back(testing::wide_rows(format, routed.rows(), intermediate, Operands::kRandom,
+                                       static_cast<std::uint64_t>(i)));
+      }
+      const std::vector<std::vector<float>> y = layer.gemm2_in_a_row(h, routed, {.tile = tile});
+      for (std::size_t i = 0; i < h.size(); ++i) {
+        EXPECT_TRUE(cuda::same_bytes(y[i], layer.gemm2(h[i], routed, {.tile = tile}))) << "call " << i;
+      }
+    }
+  }
+}
+
 // By the same tile a row has the same bits alone, in the middle of others, and beside a faulty one.
 TEST_F(GemmTest, ARowDoesNotDependOnItsNeighbours) {
   const std::int64_t hidden = 720, intermediate = 368;

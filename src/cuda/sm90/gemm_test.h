@@ -65,6 +65,10 @@ class DeviceLayer {
                      const std::vector<float>& h_scales, const GemmOptions& options = {}) const;
   std::vector<float> gemm2(const testing::Rows& h, const RoutedRows& routed,
                            const GemmOptions& options = {}) const;
+  // For each h of one format a call, all in one workspace and none waited for before the next.
+  std::vector<std::vector<float>> gemm2_in_a_row(const std::vector<testing::Rows>& h,
+                                                 const RoutedRows& routed,
+                                                 const GemmOptions& options = {}) const;
 
  private:
   struct Role;
