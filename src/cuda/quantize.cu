@@ -270,7 +270,9 @@ cudaError_t swiglu_quantize(const ActivationConfig& activation, const bf16* gate
 
 cudaError_t dequantize(const Nvfp4In& x, const RowCount& rows, std::int64_t cols, ElementType type, void* out,
                        cudaStream_t stream) {
-  if (cols % kNvfp4Block != 0 || type == ElementType::kFp16) return cudaErrorInvalidValue;
+  if (cols % kNvfp4Block != 0 || type == ElementType::kFp16 || !aligned_to(x.codes, 8) ||
+      !aligned_to(out, 16))
+    return cudaErrorInvalidValue;
   const std::int64_t blocks = cols / kNvfp4Block;
   const auto kernel = type == ElementType::kF32 ? dequantize_kernel<true> : dequantize_kernel<false>;
   return launch_early(kernel, (rows.most * blocks + 255) / 256, 256, 0, stream, x, rows, blocks,

@@ -108,6 +108,8 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
                      in.cols <= kMaxSize && in.weight_rows <= kMaxSize && in.max_rows < (1ll << 31) &&
                      in.tokens.format != ActivationFormat::kFp8;
   if (!valid) return cudaErrorInvalidValue;
+  const TileChoice tile = in.tile == TileChoice{} ? choose_tile(in.max_rows, in.experts) : in.tile;
+  if (!is_tile(tile)) return cudaErrorInvalidValue;
   if (in.max_rows == 0) return cudaSuccess;
   GemmParams params{};
   params.weights = in.weights;
@@ -117,7 +119,6 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
   params.experts = in.experts;
   ActivationRows tokens;
   if (const cudaError_t status = order_tokens(in, stream, &tokens); status != cudaSuccess) return status;
-  const TileChoice tile = in.tile == TileChoice{} ? choose_tile(in.max_rows, in.experts) : in.tile;
   if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
   if (const cudaError_t status = describe_tokens(tokens.values, tokens.rows, in.cols, tokens.row_stride * 2,
                                                  tile.tokens, &params.tokens);

@@ -24,6 +24,12 @@ struct TileChoice {
 inline constexpr int kNarrowTile = 64;  // the widest of 4 row groups
 inline constexpr int kWideTile = 136;   // the widest of 3
 
+constexpr bool is_tile(const TileChoice& tile) {
+  if (tile.row_groups == 1) return tile.tokens == 8;
+  return tile.tokens >= 8 && tile.tokens <= kWideTile && tile.tokens % 8 == 0 &&
+         tile.row_groups == (tile.tokens <= kNarrowTile ? 4 : 3);
+}
+
 // What both GEMMs take.
 struct GroupedInput {
   const std::uint8_t* weights = nullptr;  // [experts][packed_bytes]
