@@ -1,5 +1,6 @@
 #include "cpu/cpu_backend.h"
 
+#include "cpu/kernels.h"
 #include "cpu/operations.h"
 #include "layer/routing.h"
 
@@ -9,7 +10,7 @@ namespace {
 class CpuBackend final : public Backend {
  public:
   std::string_view name() const override { return "cpu"; }
-  std::string_view description() const override { return "threads and portable 16-byte vectors"; }
+  std::string_view description() const override { return cpu::description(); }
   std::string_view needs() const override { return "any CPU"; }
   bool supported() const override { return true; }
   bool runs(ActivationFormat activations, WeightFormat weights, bool) const override {

@@ -1,5 +1,5 @@
 // gemm.h: sums of products for a slab: some panels of output rows times some rows of x. This is where other
-// instruction sets come in; what stands around it (work items, epilogue) is the same for all.
+// instruction sets come in (kernels.h); what stands around it (work items, epilogue) is the same for all.
 //
 // Every output is summed in one order that depends on nothing but the number of columns:
 //   nvfp4  one FP32 accumulator; for each block, ascending, acc += dot * (s_w * s_x), dot an exact integer
@@ -17,7 +17,9 @@ namespace megamoe::cpu {
 
 inline constexpr std::int64_t kChunk = 128;     // columns decoded at once; FP8's group of columns
 inline constexpr std::int64_t kMaxPanels = 16;  // of all matrices of a slab
-inline constexpr std::int64_t kMaxRows = 128;   // rows of x of a slab
+inline constexpr std::int64_t kUsualPanels =
+    4;                                         // likewise, where decoded weights are to stay in the L1 cache
+inline constexpr std::int64_t kMaxRows = 128;  // rows of x of a slab
 
 struct Slab {
   const PackedMatrix* matrices[2] = {};  // gate and up, or one alone
@@ -44,7 +46,7 @@ struct Sums {
   }
 };
 
-void multiply_nvfp4(const Sums& sums);  // x in kNvfp4
+void multiply_nvfp4(const Sums& sums);  // x in kNvfp4; the portable kernel
 void multiply_f32(const Sums& sums);    // x in kBf16 or kFp8
 
 // What the sums still have to be multiplied by, in this order, each with a rounding: for FP8 the 8 that

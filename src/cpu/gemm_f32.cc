@@ -33,19 +33,21 @@ void store_values(V16b doubled, const V4f* scales, float* w) {
 
 template <bool kFold>
 void decode_nvfp4(const std::uint8_t* packed, std::int64_t blocks, float* w) {
-  for (std::int64_t b = 0; b < blocks; ++b, packed += kPackedBlockBytes) {
-    alignas(16) float row_scales[kPanel];  // with the half that undoes doubling
-    for (std::int64_t r = 0; r < kPanel; ++r) {
-      row_scales[r] = kE4M3Values[packed[r]] * (kFold ? 0.5f * kFp8FoldShift : 0.5f);
-    }
-    V4f scales[4];
-    for (std::int64_t i = 0; i < 4; ++i) scales[i] = load<V4f>(row_scales + 4 * i);
-    for (std::int64_t q = 0; q < kNvfp4Block / 2; ++q, w += 2 * kPanel) {
-      const DoubledCodes codes = doubled_codes(load<V16u>(packed + kPanel + q * kPanel));
-      store_values<kFold>(codes.low, scales, w);
-      store_values<kFold>(codes.high, scales, w + kPanel);
-    }
-  }
+  for_each_packed_block(
+      packed, blocks, [&](std::int64_t, const std::uint8_t* codes_of_scales, const std::uint8_t* codes) {
+        alignas(16) float row_scales[kPanel];  // with the half that undoes doubling
+        for (std::int64_t r = 0; r < kPanel; ++r) {
+          row_scales[r] = kE4M3Values[codes_of_scales[r]] * (kFold ? 0.5f * kFp8FoldShift : 0.5f);
+        }
+        V4f scales[4];
+        for (std::int64_t i = 0; i < 4; ++i) scales[i] = load<V4f>(row_scales + 4 * i);
+        for (std::int64_t half = 0; half < 2; ++half) {
+          for (const V16b column : doubled_columns(codes + half * 64).columns) {
+            store_values<kFold>(column, scales, w);
+            w += kPanel;
+          }
+        }
+      });
 }
 
 template <bool kFold>

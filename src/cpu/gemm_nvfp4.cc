@@ -1,5 +1,5 @@
-// gemm_nvfp4.cc: NVFP4 times NVFP4. Codes become doubled 16-bit integers; a block's dot product is at most
-// 16 * 12 * 12 = 2304, so it is summed in 16 bits.
+// gemm_nvfp4.cc: NVFP4 times NVFP4, the portable kernel. Codes become doubled 16-bit integers; a block's dot
+// product is at most 16 * 12 * 12 = 2304, so it is summed in 16 bits.
 #include <array>
 
 #include "cpu/codecs.h"
@@ -47,19 +47,19 @@ struct Nvfp4Kernel {
 
   static void decode_weights(const Slab&, const PackedMatrix& matrix, std::int64_t panel, std::int64_t column,
                              std::int64_t count, WeightChunk& out) {
-    const std::uint8_t* packed = matrix.at(panel, column);
-    for (std::int64_t b = 0; b < count / kNvfp4Block; ++b, packed += kPackedBlockBytes) {
-      for (std::int64_t r = 0; r < kPanel; ++r) out.scales[b * kPanel + r] = kE4M3Values[packed[r]] * 0.25f;
-      for (std::int64_t q = 0; q < kNvfp4Block / 2; ++q) {
-        const DoubledCodes codes = doubled_codes(load<V16u>(packed + kPanel + q * kPanel));
-        const Wide even = widen(codes.low), odd = widen(codes.high);
-        std::int16_t* w = out.w + (b * kNvfp4Block + 2 * q) * kPanel;
-        store(w, even.lo);
-        store(w + 8, even.hi);
-        store(w + 16, odd.lo);
-        store(w + 24, odd.hi);
+    const auto block = [&](std::int64_t b, const std::uint8_t* scales, const std::uint8_t* codes) {
+      for (std::int64_t r = 0; r < kPanel; ++r) out.scales[b * kPanel + r] = kE4M3Values[scales[r]] * 0.25f;
+      std::int16_t* w = out.w + b * kNvfp4Block * kPanel;
+      for (std::int64_t half = 0; half < 2; ++half) {
+        for (const V16b column_of_rows : doubled_columns(codes + half * 64).columns) {
+          const Wide wide = widen(column_of_rows);
+          store(w, wide.lo);
+          store(w + 8, wide.hi);
+          w += kPanel;
+        }
       }
-    }
+    };
+    for_each_packed_block(matrix.at(panel, column), count / kNvfp4Block, block);
   }
 
   static void decode_x(const ActivationRows& x, std::int64_t row, std::int64_t column, std::int64_t count,

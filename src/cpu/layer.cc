@@ -13,6 +13,7 @@
 #include "cpu/activations.h"
 #include "cpu/codecs.h"
 #include "cpu/gemm.h"
+#include "cpu/kernels.h"
 #include "cpu/operations.h"
 #include "numerics/bf16.h"
 #include "numerics/exp.h"
@@ -61,11 +62,20 @@ void for_each_item(const std::vector<RowBatch>& batches, std::int64_t panels, st
   parallel_for(count * across, kLeastWork / work, std::ref(piece));
 }
 
+// The panels of an item, of all its matrices: many, as x is expanded anew for each item, but no more than
+// leave every thread several of them.
+std::int64_t panels_of_item(const Kernel& kernel, ActivationFormat format, std::int64_t all_panels) {
+  if (format != ActivationFormat::kNvfp4) return kUsualPanels;
+  constexpr std::int64_t kItemsOfThread = 8;
+  return std::clamp(all_panels / (kItemsOfThread * num_threads()), std::min(kUsualPanels, kernel.panels),
+                    kernel.panels);
+}
+
 // The sums of a slab in this thread's scratch memory.
-Sums multiply(const Slab& slab) {
+Sums multiply(const Kernel& kernel, const Slab& slab) {
   thread_local AlignedBuffer<float> values(kMaxPanels * kMaxRows * kPanel);
   const Sums sums{slab, values.data()};
-  (slab.x->format == ActivationFormat::kNvfp4 ? multiply_nvfp4 : multiply_f32)(sums);
+  (slab.x->format == ActivationFormat::kNvfp4 ? kernel.multiply_nvfp4 : multiply_f32)(sums);
   return sums;
 }
 
@@ -83,9 +93,9 @@ void finish_row(const Sums& sums, int m, std::int64_t i, float* out) {
   }
 }
 
-constexpr std::int64_t kUsualPanels = 4;                   // of all matrices of an item
 constexpr std::int64_t kFp8Panels = kFp8Tile / kPanel;     // of h, where it is quantised in groups of 128
 constexpr std::int64_t kMaxColumns = kFp8Panels * kPanel;  // of h in an item
+static_assert(2 * kFp8Panels <= kMaxPanels);
 
 // Columns column .. column + count of row r of the first GEMM's output; returns the saturated blocks.
 std::int64_t store_h(const float* gate, const float* h, std::int64_t r, std::int64_t column,
@@ -120,14 +130,18 @@ std::int64_t store_h(const float* gate, const float* h, std::int64_t r, std::int
 }
 
 // First GEMM and activation of some batches. `row_map` (or null) leads from a batch's rows to those of x.
-std::int64_t up_and_gate(const std::vector<RowBatch>& batches, const ActivationConfig& activation,
-                         const ActivationRows& x, const std::int32_t* row_map, L1Output mode,
-                         const ActivationRows& out) {
+std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batches,
+                         const ActivationConfig& activation, const ActivationRows& x,
+                         const std::int32_t* row_map, L1Output mode, const ActivationRows& out) {
   if (batches.empty()) return 0;
   const int matrices = activation.gated() ? 2 : 1;
-  const std::int64_t width = mode == L1Output::kFp8 ? kFp8Panels : kUsualPanels / matrices;
+  const std::int64_t panels_of_h = batches.front().expert->up.rows() / kPanel;
+  const std::int64_t all_panels = static_cast<std::int64_t>(batches.size()) * panels_of_h * matrices;
+  const std::int64_t width =
+      mode == L1Output::kFp8 ? kFp8Panels
+                             : std::min(kFp8Panels, panels_of_item(kernel, x.format, all_panels) / matrices);
   std::atomic<std::int64_t> saturated = 0;
-  for_each_item(batches, batches.front().expert->up.rows() / kPanel, width, x.cols * matrices,
+  for_each_item(batches, panels_of_h, width, x.cols * matrices,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
                   const PackedExpert& expert = *batch.expert;
                   const Slab slab{.matrices = {matrices == 2 ? &expert.gate : &expert.up, &expert.up},
@@ -138,7 +152,7 @@ std::int64_t up_and_gate(const std::vector<RowBatch>& batches, const ActivationC
                                   .row_map = row_map,
                                   .first_row = batch.first,
                                   .rows = batch.count};
-                  const Sums sums = multiply(slab);
+                  const Sums sums = multiply(kernel, slab);
                   std::int64_t count = 0;
                   for (std::int64_t i = 0; i < batch.count; ++i) {
                     float gate[kMaxColumns], up[kMaxColumns], h[kMaxColumns];
@@ -154,20 +168,22 @@ std::int64_t up_and_gate(const std::vector<RowBatch>& batches, const ActivationC
 }
 
 // Second GEMM of some batches; out [rows, H].
-void down(const std::vector<RowBatch>& batches, const ActivationRows& h, float* out) {
+void down(const Kernel& kernel, const std::vector<RowBatch>& batches, const ActivationRows& h, float* out) {
   if (batches.empty()) return;
-  const std::int64_t hidden = batches.front().expert->down.rows();
-  for_each_item(batches, hidden / kPanel, kUsualPanels, h.cols,
-                [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
+  const std::int64_t hidden = batches.front().expert->down.rows(), panels = hidden / kPanel;
+  const std::int64_t width =
+      panels_of_item(kernel, h.format, static_cast<std::int64_t>(batches.size()) * panels);
+  for_each_item(batches, panels, width, h.cols,
+                [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t count) {
                   const Slab slab{.matrices = {&batch.expert->down, nullptr},
                                   .num_matrices = 1,
                                   .first_panel = first_panel,
-                                  .panels = panels,
+                                  .panels = count,
                                   .x = &h,
                                   .row_map = nullptr,
                                   .first_row = batch.first,
                                   .rows = batch.count};
-                  const Sums sums = multiply(slab);
+                  const Sums sums = multiply(kernel, slab);
                   for (std::int64_t i = 0; i < batch.count; ++i) {
                     finish_row(sums, 0, i, out + (batch.first + i) * hidden + first_panel * kPanel);
                   }
@@ -177,7 +193,10 @@ void down(const std::vector<RowBatch>& batches, const ActivationRows& h, float* 
 class CpuLayer final : public PreparedLayer {
  public:
   explicit CpuLayer(const LayerWeights& weights)
-      : config_(weights.config), name_(weights.name), shared_activation_(weights.shared.activation) {
+      : kernel_(chosen_kernel()),
+        config_(weights.config),
+        name_(weights.name),
+        shared_activation_(weights.shared.activation) {
     experts_.resize(weights.experts.size());
     const auto pack = [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t e = begin; e < end; ++e) {
@@ -203,13 +222,13 @@ class CpuLayer final : public PreparedLayer {
     }
     if (config_.activation.gated()) check_format(x.format, routing, &PackedExpert::gate, "gate");
     check_format(x.format, routing, &PackedExpert::up, "up");
-    return up_and_gate(batches_of(routing), config_.activation, x,
+    return up_and_gate(kernel_, batches_of(routing), config_.activation, x,
                        x_is_gathered ? nullptr : routing.row_to_token, mode, out);
   }
 
   void gemm2(const ActivationRows& h, const Routing& routing, float* out) const override {
     check_format(h.format, routing, &PackedExpert::down, "down");
-    down(batches_of(routing), h, out);
+    down(kernel_, batches_of(routing), h, out);
   }
 
   void shared_expert(const ActivationRows& x, float* out) const override {
@@ -226,8 +245,8 @@ class CpuLayer final : public PreparedLayer {
           .rows = rows.rows, .cols = intermediate, .row_stride = intermediate, .values = h_values.data()};
       batches.clear();
       append_batches(*shared_, 0, rows.rows, batches);
-      up_and_gate(batches, shared_activation_, rows, nullptr, L1Output::kCompactBf16, h);
-      down(batches, h, out + first * config_.hidden);
+      up_and_gate(kernel_, batches, shared_activation_, rows, nullptr, L1Output::kCompactBf16, h);
+      down(kernel_, batches, h, out + first * config_.hidden);
     }
     if (!shared_gate_.empty()) apply_shared_gate(x, out);
   }
@@ -273,6 +292,7 @@ class CpuLayer final : public PreparedLayer {
     parallel_for(x.rows, 8, std::ref(piece));
   }
 
+  const Kernel& kernel_;
   LayerConfig config_;
   std::string name_;
   std::vector<std::unique_ptr<const PackedExpert>> experts_;

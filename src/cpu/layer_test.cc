@@ -10,6 +10,8 @@
 #include "base/check.h"
 #include "base/parallel.h"
 #include "cpu/cpu_backend.h"
+#include "cpu/kernels.h"
+#include "cpu/test_kernel.h"
 #include "numerics/bf16.h"
 #include "numerics/fp8_tile.h"
 #include "numerics/nvfp4.h"
@@ -172,7 +174,12 @@ const ActivationConfig kActivations[] = {{.kind = Activation::kSwiGlu},
                                          {.kind = Activation::kGptOss, .limit = 2.0f},
                                          {.kind = Activation::kRelu2}};
 
-TEST(CpuLayer, Nvfp4HasTheBitsOfTheReference) {
+class CpuLayerKernels : public ::testing::TestWithParam<Kernel> {};
+
+TEST_P(CpuLayerKernels, Nvfp4HasTheBitsOfTheReference) {
+  if (!GetParam().supported) GTEST_SKIP() << "needs " << GetParam().needs;
+  const ForcedKernel forced(GetParam().name);
+  ASSERT_EQ(chosen_kernel().multiply_nvfp4, GetParam().multiply_nvfp4);
   unsigned seed = 1;
   for (const Shape& shape : kShapes) {
     for (const ActivationConfig& activation : kActivations) {
@@ -206,6 +213,13 @@ TEST(CpuLayer, Nvfp4HasTheBitsOfTheReference) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, CpuLayerKernels, ::testing::ValuesIn(all_kernels()),
+                         [](const ::testing::TestParamInfo<Kernel>& test) {
+                           std::string name(test.param.name);
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 // |w| of a matrix's element with its scales, as the path multiplies by it.
 double magnitude_of(const WeightMatrix& w, bool folded, std::int64_t r, std::int64_t k) {

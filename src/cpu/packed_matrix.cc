@@ -26,12 +26,30 @@ void pack_block(const T* in, std::int64_t cols, std::uint8_t* out) {
   }
 }
 
-void pack_nvfp4_block(const WeightMatrix& w, std::int64_t row, std::int64_t block, std::uint8_t* out) {
-  for (std::int64_t r = 0; r < kPanel; ++r) {
-    out[r] = w.scales[(row + r) * (w.cols / kNvfp4Block) + block];
-    const std::uint8_t* codes = w.codes + (row + r) * (w.cols / 2) + block * (kNvfp4Block / 2);
-    for (std::int64_t q = 0; q < kNvfp4Block / 2; ++q) out[kPanel + q * kPanel + r] = codes[q];
-  }
+// Nibble n of `codes` becomes byte n % 4, the low half of it for n < 4.
+std::uint32_t pair_columns(std::uint32_t codes) {
+  const auto spread = [](std::uint32_t nibbles) {  // four, one to a byte
+    nibbles = (nibbles | nibbles << 8) & 0x00FF00FFu;
+    return (nibbles | nibbles << 4) & 0x0F0F0F0Fu;
+  };
+  return spread(codes & 0xFFFFu) | spread(codes >> 16) << 4;
+}
+
+void pack_nvfp4_panel(const WeightMatrix& w, std::int64_t row, std::uint8_t* out) {
+  const std::int64_t blocks = w.cols / kNvfp4Block;
+  for_each_packed_block(out, blocks, [&](std::int64_t block, std::uint8_t* scales, std::uint8_t* codes) {
+    for (std::int64_t r = 0; r < kPanel; ++r) {
+      const std::int64_t in = (row + r) * blocks + block;
+      scales[r] = w.scales[in];
+      std::uint32_t halves[2];  // columns 0 to 7 and 8 to 15, the first in the lowest bits
+      for (std::int64_t half = 0; half < 2; ++half) {
+        const std::uint8_t* bytes = w.codes + in * 8 + half * 4;
+        halves[half] = pair_columns(bytes[0] | bytes[1] << 8 | bytes[2] << 16 |
+                                    static_cast<std::uint32_t>(bytes[3]) << 24);
+        std::memcpy(codes + half * 64 + r * 4, &halves[half], 4);
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -43,14 +61,18 @@ PackedMatrix::PackedMatrix(const WeightMatrix& matrix, const float* bias)
       tensor_scale_(matrix.format == WeightFormat::kNvfp4 ? matrix.tensor_scale : 1.0f) {
   const std::int64_t panels = rows_ / kPanel, blocks = cols_ / kNvfp4Block;
   data_ = AlignedBuffer<std::uint8_t>(checked_mul(checked_mul(panels, blocks), block_bytes(format_)));
-  std::uint8_t* out = data_.data();
   for (std::int64_t panel = 0; panel < panels; ++panel) {
-    for (std::int64_t block = 0; block < blocks; ++block, out += block_bytes(format_)) {
+    if (format_ == WeightFormat::kNvfp4) {
+      pack_nvfp4_panel(matrix, panel * kPanel, data_.data() + panel * blocks * kPackedBlockBytes);
+      continue;
+    }
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      std::uint8_t* out = data_.data() + (panel * blocks + block) * block_bytes(format_);
       const std::int64_t first = panel * kPanel * cols_ + block * kNvfp4Block;
-      switch (format_) {
-        case WeightFormat::kF32: pack_block(matrix.f32 + first, cols_, out); break;
-        case WeightFormat::kBf16: pack_block(matrix.b16 + first, cols_, out); break;
-        case WeightFormat::kNvfp4: pack_nvfp4_block(matrix, panel * kPanel, block, out); break;
+      if (format_ == WeightFormat::kF32) {
+        pack_block(matrix.f32 + first, cols_, out);
+      } else {
+        pack_block(matrix.b16 + first, cols_, out);
       }
     }
   }

@@ -1,0 +1,112 @@
+#include "cpu/kernels.h"
+
+#include <cstdlib>
+#include <string>
+#ifdef MEGAMOE_CPU_X86
+#include <cpuid.h>
+#endif
+
+#include "base/aligned_buffer.h"
+#include "base/check.h"
+#include "cpu/codecs.h"
+#include "cpu/nvfp4_slab.h"
+
+namespace megamoe::cpu {
+namespace {
+
+#ifdef MEGAMOE_CPU_X86
+// Runs a kernel of some instruction set.
+template <void (*kMultiply)(const Nvfp4Slab&)>
+void multiply_x86(const Sums& sums) {
+  static_assert(kExpandedBlocks >= 4 * kMaxRows);
+  thread_local AlignedBuffer<std::uint8_t> scratch(kExpandedBlocks * kExpandedBlockBytes);
+  const Slab& slab = sums.slab;
+  const ActivationRows& x = *slab.x;
+  const std::int64_t blocks = x.cols / kNvfp4Block;
+  const std::uint8_t* panels[kMaxPanels];
+  const std::uint8_t* codes[kMaxRows];
+  const std::uint8_t* scales[kMaxRows];
+  for (int m = 0; m < slab.num_matrices; ++m) {
+    for (std::int64_t p = 0; p < slab.panels; ++p) {
+      panels[m * slab.panels + p] = slab.matrices[m]->at(slab.first_panel + p, 0);
+    }
+  }
+  for (std::int64_t i = 0; i < slab.rows; ++i) {
+    codes[i] = x.codes + slab.x_row(i) * (x.cols / 2);
+    scales[i] = x.block_scales + slab.x_row(i) * blocks;
+  }
+  kMultiply({.blocks = blocks,
+             .panels = panels,
+             .num_panels = slab.num_matrices * slab.panels,
+             .x_codes = codes,
+             .x_scales = scales,
+             .rows = slab.rows,
+             .e4m3 = kE4M3Values.data(),
+             .scratch = scratch.data(),
+             .sums = sums.values});
+}
+
+// Two features by their bits, as not every compiler knows their names. That the system saves the wide
+// registers is part of the answer for AVX2.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & 1u << 29) != 0;
+}
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 4) != 0;
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+}  // namespace
+
+const std::vector<Kernel>& all_kernels() {
+  static const std::vector<Kernel> kernels = {
+#ifdef MEGAMOE_CPU_X86
+      {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_x86<multiply_avx512>, kMaxPanels},
+      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx2() && has_avx_vnni(), multiply_x86<multiply_avx_vnni>,
+       kMaxPanels},
+      {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_x86<multiply_avx2>, kMaxPanels},
+#endif
+      {"portable", "any CPU", true, multiply_nvfp4, kUsualPanels}};
+  return kernels;
+}
+
+const Kernel& chosen_kernel() {
+  const char* forced = std::getenv("MEGAMOE_CPU_KERNEL");
+  const std::string_view wanted = forced != nullptr ? forced : "";
+  std::string names;
+  for (const Kernel& kernel : all_kernels()) {
+    if (wanted.empty() ? kernel.supported : kernel.name == wanted) {
+      if (kernel.supported) return kernel;
+      fail(ErrorCode::kUnsupported,
+           "MEGAMOE_CPU_KERNEL: kernel '{}' needs {}, which this machine does not have", wanted,
+           kernel.needs);
+    }
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.name);
+  }
+  fail(ErrorCode::kNotFound, "MEGAMOE_CPU_KERNEL: expected one of {}, got '{}'", names, wanted);
+}
+
+std::string_view description() {
+  static const std::vector<std::string> lines = [] {
+    std::string names;
+    for (const Kernel& kernel : all_kernels()) {
+      if (kernel.supported) names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.name);
+    }
+    std::vector<std::string> all;
+    for (const Kernel& kernel : all_kernels()) {
+      all.push_back(fmt::format("threads and the {} kernel (here: {})", kernel.name, names));
+    }
+    return all;
+  }();
+  return lines[static_cast<std::size_t>(&chosen_kernel() - all_kernels().data())];
+}
+
+}  // namespace megamoe::cpu

@@ -1,0 +1,30 @@
+// kernels.h: the versions of the NVFP4 GEMM, one for each instruction set, and the choice among them. All
+// give the same bits.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "cpu/gemm.h"
+
+namespace megamoe::cpu {
+
+struct Kernel {
+  std::string_view name;
+  std::string_view needs;
+  bool supported = false;                    // by this machine
+  void (*multiply_nvfp4)(const Sums& sums);  // x in kNvfp4
+  std::int64_t panels = 0;                   // of a slab, of all its matrices, at best
+};
+
+// Those of this build, best first; the last runs everywhere.
+const std::vector<Kernel>& all_kernels();
+
+// The one that the environment variable MEGAMOE_CPU_KERNEL names, else the best that is supported. An unknown
+// name and one that this machine does not support are an Error.
+const Kernel& chosen_kernel();
+
+// A line for `megamoe backends`: the chosen kernel and the others that this machine supports.
+std::string_view description();
+
+}  // namespace megamoe::cpu

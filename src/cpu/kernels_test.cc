@@ -1,0 +1,175 @@
+// The choice of a kernel, and every kernel on the codes and scales that a layer rarely meets.
+#include "cpu/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "base/check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/decode.h"
+#include "cpu/test_kernel.h"
+
+namespace megamoe::cpu {
+namespace {
+
+// The message of the Error of this code that choosing `name` throws.
+std::string refusal(const char* name, ErrorCode code) {
+  const ForcedKernel forced(name);
+  try {
+    chosen_kernel();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << name << " was accepted";
+  return "";
+}
+
+TEST(CpuKernels, TheOneThatIsNamedIsChosenAndDescribed) {
+  for (const Kernel& kernel : all_kernels()) {
+    SCOPED_TRACE(kernel.name);
+    if (!kernel.supported) {
+      EXPECT_NE(refusal(kernel.name.data(), ErrorCode::kUnsupported).find(kernel.needs), std::string::npos);
+      continue;
+    }
+    const ForcedKernel forced(kernel.name);
+    EXPECT_EQ(&chosen_kernel(), &kernel);
+    EXPECT_NE(cpu_backend().description().find(fmt::format("the {} kernel", kernel.name)), std::string::npos)
+        << cpu_backend().description();
+  }
+}
+
+TEST(CpuKernels, WithoutANameTheBestIsChosen) {
+  const ForcedKernel none("");
+  for (const Kernel& kernel : all_kernels()) {
+    if (!kernel.supported) continue;
+    EXPECT_EQ(&chosen_kernel(), &kernel);
+    break;
+  }
+  EXPECT_TRUE(all_kernels().back().supported);
+}
+
+TEST(CpuKernels, AnUnknownNameListsTheKnown) {
+  const std::string message = refusal("sse9", ErrorCode::kNotFound);
+  EXPECT_NE(message.find("'sse9'"), std::string::npos) << message;
+  for (const Kernel& kernel : all_kernels()) {
+    EXPECT_NE(message.find(kernel.name), std::string::npos) << message;
+  }
+}
+
+// A matrix [rows, cols] of NVFP4 (for activations, that many rows) with memory of its own.
+struct Codes {
+  std::vector<std::uint8_t> codes, scales;
+  Codes(std::mt19937& random, std::int64_t rows, std::int64_t cols)
+      : codes(static_cast<std::size_t>(rows * cols / 2)), scales(static_cast<std::size_t>(rows * cols / 16)) {
+    for (auto& v : codes) v = static_cast<std::uint8_t>(random());
+    for (auto& v : scales) v = static_cast<std::uint8_t>(random() % 0x7F);
+  }
+};
+
+TEST(CpuKernels, PackedColumnsAreThoseOfTheMatrix) {
+  for (const std::int64_t cols : {16, 48, 64, 80, 208}) {
+    std::mt19937 random(static_cast<unsigned>(cols));
+    const std::int64_t rows = 48, blocks = cols / kNvfp4Block;
+    const Codes w(random, rows, cols);
+    WeightMatrix matrix{.format = WeightFormat::kNvfp4, .rows = rows, .cols = cols};
+    matrix.codes = w.codes.data();
+    matrix.scales = w.scales.data();
+    const PackedMatrix packed(matrix, nullptr);
+    for (std::int64_t p = 0; p < rows / kPanel; ++p) {
+      std::int64_t seen = 0;
+      for_each_packed_block(packed.at(p, 0), blocks,
+                            [&](std::int64_t b, const std::uint8_t* scales, const std::uint8_t* codes) {
+                              EXPECT_EQ(b, seen++);
+                              for (std::int64_t r = 0; r < kPanel; ++r) {
+                                const std::int64_t row = p * kPanel + r;
+                                ASSERT_EQ(scales[r], w.scales[static_cast<std::size_t>(row * blocks + b)]);
+                                for (std::int64_t k = 0; k < kNvfp4Block; ++k) {
+                                  const DoubledColumns half = doubled_columns(codes + k / 8 * 64);
+                                  ASSERT_EQ(
+                                      half.columns[k % 8][r],
+                                      e2m1_doubled(nibble(w.codes.data(), row * cols + b * kNvfp4Block + k)))
+                                      << "row " << row << ", block " << b << ", column " << k;
+                                }
+                              }
+                            });
+      EXPECT_EQ(seen, blocks);
+    }
+  }
+}
+
+// What gemm.h defines, one term after the other.
+float sum_by_definition(const Codes& w, std::int64_t row, const Codes& x, std::int64_t x_row,
+                        std::int64_t cols) {
+  float acc = 0.0f;
+  for (std::int64_t b = 0; b < cols / kNvfp4Block; ++b) {
+    int dot = 0;
+    for (std::int64_t k = b * kNvfp4Block; k < (b + 1) * kNvfp4Block; ++k) {
+      dot += e2m1_doubled(nibble(w.codes.data(), row * cols + k)) *
+             e2m1_doubled(nibble(x.codes.data(), x_row * cols + k));
+    }
+    const auto at = [&](std::int64_t r) { return static_cast<std::size_t>(r * (cols / kNvfp4Block) + b); };
+    acc +=
+        static_cast<float>(dot) * 0.25f * (decode_e4m3(w.scales[at(row)]) * decode_e4m3(x.scales[at(x_row)]));
+  }
+  return acc;
+}
+
+// Every number of rows that a tile can have and more than one tile; columns that end within a group; so many
+// of both that x is expanded in pieces; every E4M3 scale, negative and NaN, too.
+TEST(CpuKernels, HaveTheBitsOfTheDefinition) {
+  std::mt19937 random(7);
+  struct Shape {
+    std::int64_t rows, cols;
+  };
+  std::vector<Shape> shapes = {{128, 1024 + 80}, {100, 2048}, {1, 4096}};
+  for (std::int64_t rows = 1; rows <= 35; ++rows) shapes.push_back({rows, 16 * (1 + rows % 9)});
+  for (const Shape& shape : shapes) {
+    const std::int64_t outputs = 3 * kPanel;
+    Codes w(random, outputs, shape.cols), x(random, shape.rows, shape.cols);
+    for (std::size_t i = 0; i < w.scales.size(); i += 257) w.scales[i] = static_cast<std::uint8_t>(i / 257);
+    for (std::size_t i = 0; i < x.scales.size(); i += 129)
+      x.scales[i] = static_cast<std::uint8_t>(i / 129 + 100);
+    WeightMatrix matrix{.format = WeightFormat::kNvfp4, .rows = outputs, .cols = shape.cols};
+    matrix.codes = w.codes.data();
+    matrix.scales = w.scales.data();
+    const PackedMatrix packed(matrix, nullptr);
+    const ActivationRows rows{.format = ActivationFormat::kNvfp4,
+                              .rows = shape.rows,
+                              .cols = shape.cols,
+                              .codes = x.codes.data(),
+                              .block_scales = x.scales.data()};
+    const Slab slab{.matrices = {&packed, nullptr},
+                    .num_matrices = 1,
+                    .first_panel = 1,
+                    .panels = 2,
+                    .x = &rows,
+                    .first_row = 0,
+                    .rows = shape.rows};
+    for (const Kernel& kernel : all_kernels()) {
+      if (!kernel.supported) continue;
+      SCOPED_TRACE(fmt::format("{}, {} rows, {} columns", kernel.name, shape.rows, shape.cols));
+      std::vector<float> values(static_cast<std::size_t>(2 * shape.rows * kPanel), -1.0f);
+      const Sums sums{slab, values.data()};
+      kernel.multiply_nvfp4(sums);
+      for (std::int64_t p = 0; p < 2; ++p) {
+        for (std::int64_t i = 0; i < shape.rows; ++i) {
+          for (std::int64_t r = 0; r < kPanel; ++r) {
+            const float actual = sums.at(0, p, i)[r],
+                        wanted = sum_by_definition(w, (1 + p) * kPanel + r, x, i, shape.cols);
+            ASSERT_TRUE(bits_of_float(actual) == bits_of_float(wanted) ||
+                        (std::isnan(actual) && std::isnan(wanted)))
+                << "panel " << p << ", row " << i << ", lane " << r << ": " << actual << " instead of "
+                << wanted;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::cpu
