@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/decode.h"
+#include "cpu/kernels.h"
 #include "numerics/bf16.h"
 
 namespace megamoe::cpu {
@@ -69,13 +70,18 @@ TEST(CpuCodecs, FiniteAmaxLooksPastFaults) {
 void expect_same_block(const bf16* x, float g) {
   float values[kNvfp4Block];
   for (int i = 0; i < kNvfp4Block; ++i) values[i] = to_float(x[i]);
-  std::uint8_t expected[8], actual[8], scale = 0;
+  std::uint8_t expected[8];
   const Nvfp4Scale expected_scale = nvfp4_quantize_block(values, g, expected);
-  std::fill_n(actual, 8, std::uint8_t{0x7F});
-  const std::int64_t saturated = quantize_row(x, g, 1, actual, &scale);
-  ASSERT_EQ(scale, expected_scale.code) << values[0] << " under " << g;
-  ASSERT_EQ(saturated, expected_scale.saturated ? 1 : 0);
-  ASSERT_TRUE(std::equal(actual, actual + 8, expected)) << "a block with " << values[1] << " under " << g;
+  for (const Kernel& kernel : all_kernels()) {
+    if (!kernel.supported) continue;
+    std::uint8_t actual[8], scale = 0;
+    std::fill_n(actual, 8, std::uint8_t{0x7F});
+    const std::int64_t saturated = kernel.quantize_row(x, g, 1, actual, &scale);
+    ASSERT_EQ(scale, expected_scale.code) << kernel.name << ": " << values[0] << " under " << g;
+    ASSERT_EQ(saturated, expected_scale.saturated ? 1 : 0) << kernel.name;
+    ASSERT_TRUE(std::equal(actual, actual + 8, expected))
+        << kernel.name << ": a block with " << values[1] << " under " << g;
+  }
 }
 
 // The first value of a block, 6 * s, makes its scale s for all that are not larger.

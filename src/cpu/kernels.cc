@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "cpu/codecs.h"
 #include "cpu/nvfp4_slab.h"
+#include "cpu/quantize_avx2.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -46,6 +47,12 @@ void multiply_x86(const Sums& sums) {
              .sums = sums.values});
 }
 
+std::int64_t quantize_row_x86(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
+                              std::uint8_t* scales) {
+  static_assert(sizeof(bf16) == sizeof(x->bits));
+  return quantize_row_avx2(&x->bits, g, blocks, kE4M3Values.data(), codes, scales);
+}
+
 // Two features by their bits, as not every compiler knows their names. That the system saves the wide
 // registers is part of the answer for AVX2.
 bool has_f16c() {
@@ -64,42 +71,48 @@ bool has_avx512() {
 }
 #endif
 
+// The names of those kernels for which keep(kernel) holds.
+template <class Keep>
+std::string names_of(const Keep& keep) {
+  std::string names;
+  for (const Kernel& kernel : all_kernels()) {
+    if (keep(kernel)) names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.name);
+  }
+  return names;
+}
+
 }  // namespace
 
 const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> kernels = {
 #ifdef MEGAMOE_CPU_X86
-      {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_x86<multiply_avx512>, kMaxPanels},
-      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx2() && has_avx_vnni(), multiply_x86<multiply_avx_vnni>,
+      {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_x86<multiply_avx512>, quantize_row_x86,
        kMaxPanels},
-      {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_x86<multiply_avx2>, kMaxPanels},
+      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx2() && has_avx_vnni(), multiply_x86<multiply_avx_vnni>,
+       quantize_row_x86, kMaxPanels},
+      {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_x86<multiply_avx2>, quantize_row_x86,
+       kMaxPanels},
 #endif
-      {"portable", "any CPU", true, multiply_nvfp4, kUsualPanels}};
+      {"portable", "any CPU", true, multiply_nvfp4, quantize_row, kUsualPanels}};
   return kernels;
 }
 
 const Kernel& chosen_kernel() {
   const char* forced = std::getenv("MEGAMOE_CPU_KERNEL");
   const std::string_view wanted = forced != nullptr ? forced : "";
-  std::string names;
   for (const Kernel& kernel : all_kernels()) {
-    if (wanted.empty() ? kernel.supported : kernel.name == wanted) {
-      if (kernel.supported) return kernel;
-      fail(ErrorCode::kUnsupported,
-           "MEGAMOE_CPU_KERNEL: kernel '{}' needs {}, which this machine does not have", wanted,
-           kernel.needs);
-    }
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.name);
+    if (wanted.empty() ? !kernel.supported : kernel.name != wanted) continue;
+    if (kernel.supported) return kernel;
+    fail(ErrorCode::kUnsupported,
+         "MEGAMOE_CPU_KERNEL: kernel '{}' needs {}, which this machine does not have", wanted, kernel.needs);
   }
-  fail(ErrorCode::kNotFound, "MEGAMOE_CPU_KERNEL: expected one of {}, got '{}'", names, wanted);
+  fail(ErrorCode::kNotFound, "MEGAMOE_CPU_KERNEL: expected one of {}, got '{}'",
+       names_of([](const Kernel&) { return true; }), wanted);
 }
 
 std::string_view description() {
   static const std::vector<std::string> lines = [] {
-    std::string names;
-    for (const Kernel& kernel : all_kernels()) {
-      if (kernel.supported) names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.name);
-    }
+    const std::string names = names_of([](const Kernel& kernel) { return kernel.supported; });
     std::vector<std::string> all;
     for (const Kernel& kernel : all_kernels()) {
       all.push_back(fmt::format("threads and the {} kernel (here: {})", kernel.name, names));

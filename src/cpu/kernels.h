@@ -1,5 +1,5 @@
-// kernels.h: the versions of the NVFP4 GEMM, one for each instruction set, and the choice among them. All
-// give the same bits.
+// kernels.h: the versions of the NVFP4 GEMM and of the quantiser, one for each instruction set, and the
+// choice among them. All give the same bits.
 #pragma once
 
 #include <string_view>
@@ -14,7 +14,9 @@ struct Kernel {
   std::string_view needs;
   bool supported = false;                    // by this machine
   void (*multiply_nvfp4)(const Sums& sums);  // x in kNvfp4
-  std::int64_t panels = 0;                   // of a slab, of all its matrices, at best
+  std::int64_t (*quantize_row)(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
+                               std::uint8_t* scales);  // as in codecs.h
+  std::int64_t panels = 0;                             // of a slab, of all its matrices, at best
 };
 
 // Those of this build, best first; the last runs everywhere.

@@ -93,13 +93,13 @@ void finish_row(const Sums& sums, int m, std::int64_t i, float* out) {
   }
 }
 
-constexpr std::int64_t kFp8Panels = kFp8Tile / kPanel;     // of h, where it is quantised in groups of 128
-constexpr std::int64_t kMaxColumns = kFp8Panels * kPanel;  // of h in an item
+constexpr std::int64_t kFp8Panels = kFp8Tile / kPanel;         // of h, where it is quantised in groups of 128
+constexpr std::int64_t kMaxColumns = kMaxPanels / 2 * kPanel;  // of h in an item
 static_assert(2 * kFp8Panels <= kMaxPanels);
 
 // Columns column .. column + count of row r of the first GEMM's output; returns the saturated blocks.
-std::int64_t store_h(const float* gate, const float* h, std::int64_t r, std::int64_t column,
-                     std::int64_t count, L1Output mode, const ActivationRows& out) {
+std::int64_t store_h(const Kernel& kernel, const float* gate, const float* h, std::int64_t r,
+                     std::int64_t column, std::int64_t count, L1Output mode, const ActivationRows& out) {
   bf16 rounded[kMaxColumns];
   float_to_bf16(h, count, rounded);
   switch (mode) {
@@ -125,8 +125,8 @@ std::int64_t store_h(const float* gate, const float* h, std::int64_t r, std::int
     case L1Output::kNvfp4: break;
   }
   const std::int64_t first = r * out.cols + column;
-  return quantize_row(rounded, out.scales[r], count / kNvfp4Block, out.codes + first / 2,
-                      out.block_scales + first / kNvfp4Block);
+  return kernel.quantize_row(rounded, out.scales[r], count / kNvfp4Block, out.codes + first / 2,
+                             out.block_scales + first / kNvfp4Block);
 }
 
 // First GEMM and activation of some batches. `row_map` (or null) leads from a batch's rows to those of x.
@@ -138,8 +138,9 @@ std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batc
   const std::int64_t panels_of_h = batches.front().expert->up.rows() / kPanel;
   const std::int64_t all_panels = static_cast<std::int64_t>(batches.size()) * panels_of_h * matrices;
   const std::int64_t width =
-      mode == L1Output::kFp8 ? kFp8Panels
-                             : std::min(kFp8Panels, panels_of_item(kernel, x.format, all_panels) / matrices);
+      mode == L1Output::kFp8
+          ? kFp8Panels
+          : std::min(kMaxPanels / 2, panels_of_item(kernel, x.format, all_panels) / matrices);
   std::atomic<std::int64_t> saturated = 0;
   for_each_item(batches, panels_of_h, width, x.cols * matrices,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
@@ -159,8 +160,8 @@ std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batc
                     if (matrices == 2) finish_row(sums, 0, i, gate);
                     finish_row(sums, matrices - 1, i, up);
                     activate(activation, gate, up, panels * kPanel, h);
-                    count +=
-                        store_h(gate, h, batch.first + i, first_panel * kPanel, panels * kPanel, mode, out);
+                    count += store_h(kernel, gate, h, batch.first + i, first_panel * kPanel, panels * kPanel,
+                                     mode, out);
                   }
                   if (count != 0) saturated += count;
                 });

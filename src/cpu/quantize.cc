@@ -5,6 +5,7 @@
 
 #include "base/parallel.h"
 #include "cpu/codecs.h"
+#include "cpu/kernels.h"
 #include "cpu/operations.h"
 
 namespace megamoe::cpu {
@@ -32,10 +33,11 @@ std::int64_t sum_over_rows(std::int64_t rows, std::int64_t cols, const Body& bod
 
 std::int64_t quantize(const ActivationRows& x, const std::int32_t* row_map, const ActivationRows& out) {
   const std::int64_t blocks = out.cols / kNvfp4Block;
+  const Kernel& kernel = chosen_kernel();
   return sum_over_rows(out.rows, out.cols, [&](std::int64_t r) {
     const bf16* row = x.values + (row_map == nullptr ? r : row_map[r]) * x.row_stride;
-    return quantize_row(row, out.scales[r], blocks, out.codes + r * (out.cols / 2),
-                        out.block_scales + r * blocks);
+    return kernel.quantize_row(row, out.scales[r], blocks, out.codes + r * (out.cols / 2),
+                               out.block_scales + r * blocks);
   });
 }
 
@@ -54,6 +56,7 @@ void quantize_fp8(const ActivationRows& x, const ActivationRows& out) {
 
 std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out) {
   const std::int64_t blocks = out.cols / kNvfp4Block;
+  const Kernel& kernel = chosen_kernel();
   return sum_over_rows(out.rows, out.cols, [&](std::int64_t r) {
     std::int64_t saturated = 0;
     for (std::int64_t b = 0; b < blocks; ++b) {
@@ -62,8 +65,9 @@ std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows
       bf16 up[kNvfp4Block];
       std::copy_n(groups + 8, 8, up);
       std::copy_n(groups + 24, 8, up + 8);
-      saturated += quantize_row(up, out.scales[r], 1, out.codes + r * (out.cols / 2) + b * (kNvfp4Block / 2),
-                                out.block_scales + r * blocks + b);
+      saturated +=
+          kernel.quantize_row(up, out.scales[r], 1, out.codes + r * (out.cols / 2) + b * (kNvfp4Block / 2),
+                              out.block_scales + r * blocks + b);
     }
     return saturated;
   });
