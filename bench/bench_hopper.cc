@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "cuda/device.h"
+#include "cuda/graph_timer.h"
 #include "cuda/quantize.h"
 #include "cuda/sm90/gemm.h"
 #include "cuda/sm90/weight_layout.h"
@@ -71,49 +72,15 @@ DeviceArray<std::uint8_t> random_weights(std::int64_t bytes) {
   return array;
 }
 
-// Median microseconds of what `start` puts on the stream.
-double median_us(const cuda::Stream& stream, const std::function<void()>& start) {
-  cudaEvent_t begin, end;
-  cuda_check(cudaEventCreate(&begin), "timing");
-  cuda_check(cudaEventCreate(&end), "timing");
-  std::vector<float> times;
-  for (int i = 0; i < 9; ++i) {
-    cuda_check(cudaEventRecord(begin, stream.get()), "timing");
-    start();
-    cuda_check(cudaEventRecord(end, stream.get()), "timing");
-    cuda_check(cudaEventSynchronize(end), "timing");
-    float milliseconds = 0;
-    cuda_check(cudaEventElapsedTime(&milliseconds, begin, end), "timing");
-    times.push_back(milliseconds);
-  }
-  std::sort(times.begin(), times.end());
-  cudaEventDestroy(begin), cudaEventDestroy(end);
-  return times[times.size() / 2] * 1000.0;
-}
-
-// Of `work`, captured once and replayed.
+// Microseconds of `work`, captured once and replayed; the median.
 double time_graph(const cuda::Stream& stream, const std::function<void()>& work) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  cuda_check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capturing");
-  work();
-  cuda_check(cudaStreamEndCapture(stream.get(), &graph), "capturing");
-  cuda_check(cudaGraphInstantiate(&exec, graph, 0), "capturing");
-  const double us = median_us(stream, [&] { cuda_check(cudaGraphLaunch(exec, stream.get()), "replaying"); });
-  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph);
-  return us;
-}
-
-// Bytes read and written in a second, in TB/s. Not in a graph: there a copy may go to the copy engines, which
-// are slower.
-double copy_bandwidth(const cuda::Stream& stream) {
-  constexpr std::int64_t kBytes = 2LL << 30;
-  const DeviceArray<std::uint8_t> from(kBytes), to(kBytes);
-  const double us = median_us(stream, [&] {
-    cuda_check(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream.get()),
-               "copying");
-  });
-  return 2.0 * kBytes / us * 1e-6;
+  const cuda::CapturedGraph graph(stream, work);
+  std::vector<double> seconds;
+  for (int i = 0; i < 9; ++i) {
+    seconds.push_back(cuda::stream_seconds(stream, [&] { graph.launch(stream); }));
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2] * 1e6;
 }
 
 struct Problem {
@@ -256,7 +223,7 @@ int main(int argc, char** argv) {
     for (int i = 2; i < argc; ++i) tokens.push_back(std::stoll(argv[i]));
     if (tokens.empty()) tokens = {1, 8, 64, 512, 4096, 16384};
     const cuda::Stream stream;
-    const double bandwidth = copy_bandwidth(stream);
+    const double bandwidth = cuda::copy_bandwidth(stream) * 1e-12;  // TB/s
     const LayerConfig& c = geometry.config;
     fmt::print(
         "{}, {}: H {} I {} E {} top-{}; a copy moves {:.2f} TB/s; both GEMMs, no sort, quantise or combine\n",
