@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads)
   await_previous_kernel();
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const std::int64_t row = at / vectors;
-  if (row >= (rows.actual != nullptr ? *rows.actual : rows.most)) return;
+  if (row >= rows.count()) return;
   out[at] = x[row_map[row] * row_vectors + at % vectors];
 }
 

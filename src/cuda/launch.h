@@ -11,12 +11,10 @@ inline bool aligned_to(const void* pointer, int bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-struct LaunchOptions {
-  bool early = false;
-};
+// What the two below share.
 template <class... Params, class... Args>
-cudaError_t launch_with(const LaunchOptions& options, void (*kernel)(Params...), std::int64_t blocks,
-                        int threads, int shared, cudaStream_t stream, const Args&... args) {
+cudaError_t launch_either(bool early, void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
+                          cudaStream_t stream, const Args&... args) {
   if (blocks == 0) return cudaSuccess;
   if (blocks < 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
   cudaLaunchAttribute attribute;
@@ -28,7 +26,7 @@ cudaError_t launch_with(const LaunchOptions& options, void (*kernel)(Params...),
   config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = options.early ? 1 : 0;
+  config.numAttrs = early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
@@ -45,7 +43,7 @@ __device__ inline void await_previous_kernel() {
 template <class... Params, class... Args>
 cudaError_t launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
                    cudaStream_t stream, const Args&... args) {
-  return launch_with({}, kernel, blocks, threads, shared, stream, args...);
+  return launch_either(false, kernel, blocks, threads, shared, stream, args...);
 }
 
 // The same, but on GPUs that can (compute capability 9.0 and later) the kernel starts before the one ahead of
@@ -59,7 +57,7 @@ cudaError_t launch_early(void (*kernel)(Params...), std::int64_t blocks, int thr
       e != cudaSuccess) {
     return e;
   }
-  return launch_with({.early = major >= 9}, kernel, blocks, threads, shared, stream, args...);
+  return launch_either(major >= 9, kernel, blocks, threads, shared, stream, args...);
 }
 
 }  // namespace megamoe::cuda

@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(256)
                       std::int64_t blocks, uint4* out) {
   await_previous_kernel();
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= (rows.actual != nullptr ? *rows.actual : rows.most) * blocks) return;
+  if (at >= rows.count() * blocks) return;
   const std::int64_t row = at / blocks,
                      from = x.row_map == nullptr ? at : x.row_map[row] * blocks + at % blocks;
   const float g = x.tensor_scales == nullptr ? 1.0f : x.tensor_scales[x.one_tensor_scale ? 0 : from / blocks];

@@ -10,6 +10,7 @@
 
 #include "megamoe/layer.h"
 #include "megamoe/types.h"
+#include "numerics/hd.h"
 
 namespace megamoe::cuda {
 
@@ -18,6 +19,9 @@ namespace megamoe::cuda {
 struct RowCount {
   RowCount(std::int64_t rows) : most(rows) {}
   RowCount(std::int64_t bound, const std::int64_t* on_gpu) : most(bound), actual(on_gpu) {}
+
+  // On the GPU: how many there are.
+  MEGAMOE_HD std::int64_t count() const { return actual != nullptr ? *actual : most; }
 
   std::int64_t most;
   const std::int64_t* actual = nullptr;  // [1] at most `most`, or null: `most`

@@ -57,14 +57,12 @@ struct Descriptor {
 // acc[64 x kN] += a[64 x 16] * b[16 x kN]; asynchronous until wgmma_wait.
 template <int kN, std::size_t... kI>
 __device__ inline void wgmma_impl(float (&acc)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b,
-                                  bool accumulate, std::index_sequence<kI...>) {
-  WgmmaAtom<kN>::Type::fma(a[0], a[1], a[2], a[3], b, acc[kI]...,
-                           accumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
+                                  std::index_sequence<kI...>) {
+  WgmmaAtom<kN>::Type::fma(a[0], a[1], a[2], a[3], b, acc[kI]..., cute::SM90::GMMA::ScaleOut::One);
 }
 template <int kN>
-__device__ inline void wgmma(float (&acc)[kN / 2], const std::uint32_t (&a)[4], Descriptor b,
-                             bool accumulate) {
-  wgmma_impl<kN>(acc, a, b.bits(), accumulate, std::make_index_sequence<kN / 2>());
+__device__ inline void wgmma(float (&acc)[kN / 2], const std::uint32_t (&a)[4], Descriptor b) {
+  wgmma_impl<kN>(acc, a, b.bits(), std::make_index_sequence<kN / 2>());
 }
 
 __device__ inline void wgmma_fence() { cute::warpgroup_arrive(); }

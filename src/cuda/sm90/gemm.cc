@@ -13,8 +13,7 @@ std::int64_t gemm_workspace_bytes(ActivationFormat format, bool gathers, std::in
 
 std::vector<TileChoice> all_tiles() {
   std::vector<TileChoice> tiles = {{8, 1}};
-  for (int tokens = 8; tokens <= kWideTile; tokens += 8)
-    tiles.push_back({tokens, tokens <= kNarrowTile ? 4 : 3});
+  for (int tokens = 8; tokens <= kWideTile; tokens += 8) tiles.push_back({tokens, row_groups_of(tokens)});
   return tiles;
 }
 

@@ -1,6 +1,7 @@
 // gemm.cu: picks the instance of the grouped GEMM kernel and launches it.
 #include "cuda/sm90/gemm.h"
 
+#include <atomic>
 #include <utility>
 
 #include "cuda/gather.h"
@@ -37,17 +38,16 @@ cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStrea
 // cuTensorMapEncodeTiled, from the driver: a program that links with it would not start without one.
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 cudaError_t find_encode_tiled(EncodeTiled* encode) {
-  static EncodeTiled found = nullptr;
-  if (found == nullptr) {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t status =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
-    if (status != cudaSuccess) return status;
-    if (result != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
-    found = reinterpret_cast<EncodeTiled>(entry);
-  }
+  static std::atomic<EncodeTiled> found = nullptr;  // any thread may be the first, and more than one
   *encode = found;
+  if (*encode != nullptr) return cudaSuccess;
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+  if (status != cudaSuccess) return status;
+  if (result != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
+  found = *encode = reinterpret_cast<EncodeTiled>(entry);
   return cudaSuccess;
 }
 
@@ -72,7 +72,7 @@ cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& e
                          std::integer_sequence<int, kEighths...>) {
   cudaError_t status = cudaErrorInvalidValue;
   const auto one = [&]<int kTokens>() {
-    status = launch<GemmConfig<kTokens, kTokens <= kNarrowTile ? 4 : 3, 1>>(params, epilogue, stream);
+    status = launch<GemmConfig<kTokens, row_groups_of(kTokens), 1>>(params, epilogue, stream);
   };
   (void)((tokens == 8 * (kEighths + 1) && (one.template operator()<8 * (kEighths + 1)>(), true)) || ...);
   return status;
@@ -117,9 +117,9 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
   params.cols = static_cast<int>(in.cols);
   params.offsets = in.offsets;
   params.experts = in.experts;
+  if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
   ActivationRows tokens;
   if (const cudaError_t status = order_tokens(in, stream, &tokens); status != cudaSuccess) return status;
-  if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
   if (const cudaError_t status = describe_tokens(tokens.values, tokens.rows, in.cols, tokens.row_stride * 2,
                                                  tile.tokens, &params.tokens);
       status != cudaSuccess) {

@@ -24,10 +24,13 @@ struct TileChoice {
 inline constexpr int kNarrowTile = 64;  // the widest of 4 row groups
 inline constexpr int kWideTile = 136;   // the widest of 3
 
+// Of a tile that does not share K.
+constexpr int row_groups_of(int tokens) { return tokens <= kNarrowTile ? 4 : 3; }
+
 constexpr bool is_tile(const TileChoice& tile) {
   if (tile.row_groups == 1) return tile.tokens == 8;
   return tile.tokens >= 8 && tile.tokens <= kWideTile && tile.tokens % 8 == 0 &&
-         tile.row_groups == (tile.tokens <= kNarrowTile ? 4 : 3);
+         tile.row_groups == row_groups_of(tile.tokens);
 }
 
 // What both GEMMs take.
@@ -84,7 +87,7 @@ constexpr TileChoice choose_tile(std::int64_t rows, int experts) {
   const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 6 / 5);
   const std::int64_t tiles = (most + kWideTile - 1) / kWideTile;
   const int width = static_cast<int>((most + 8 * tiles - 1) / (8 * tiles) * 8);
-  return {width, width <= kNarrowTile ? 4 : 3};
+  return {width, row_groups_of(width)};
 }
 
 // Every tile there is.

@@ -267,7 +267,7 @@ template <int kN>
 __device__ inline void start_chunk(const Operands& from, ptx::Descriptor b, float (&acc)[kN / 2]) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) ptx::wgmma<kN>(acc, from.a[i], b + i * 32, true);  // 16 columns are 32 bytes
+  for (int i = 0; i < 4; ++i) ptx::wgmma<kN>(acc, from.a[i], b + i * 32);  // 16 columns are 32 bytes
   ptx::wgmma_commit();
 }
 

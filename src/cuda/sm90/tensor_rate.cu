@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_rate_kernel(float* out) {
 #pragma unroll
     for (int i = 0; i < kUnroll * kSteps; ++i) {
       // 16 BF16 further along the depth are 32 bytes, two units of the descriptor.
-      ptx::wgmma<kTokens>(acc, a[i % kSteps], descriptor + i % kSteps * 32, true);
+      ptx::wgmma<kTokens>(acc, a[i % kSteps], descriptor + i % kSteps * 32);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -62,9 +62,7 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_rate_kernel(float* out) {
 }  // namespace
 
 double tensor_rate(const cuda::Stream& stream) {
-  int device = 0;
-  cuda::cuda_check(cudaGetDevice(&device), "asking for the GPU");
-  const int blocks = cuda::device_info(device).multiprocessors;
+  const int blocks = cuda::device_info(cuda::current_device()).multiprocessors;
   const cuda::DeviceArray<float> out(static_cast<std::int64_t>(blocks) * kThreads);
   constexpr int kLaunches = 20;  // some 10 ms
   double least = std::numeric_limits<double>::max();
