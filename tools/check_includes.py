@@ -2,7 +2,7 @@
 """Checks that folders include only what stands to their left, and that sources are all built.
 
 The order is that of docs/architecture.md: base < numerics < checkpoint < layer < backend < ref | cpu | cuda < dist <
-engine < cli. Public headers belong to the level named in PUBLIC. A source that no CMakeLists.txt names is an error too.
+engine < cli | bindings. Public headers belong to the level named in PUBLIC. A source that no CMakeLists.txt names is an error too.
 """
 
 import pathlib
@@ -10,7 +10,7 @@ import re
 import sys
 
 LEVELS = [["base"], ["numerics"], ["checkpoint"], ["layer"], ["backend"], ["ref", "cpu", "cuda"], ["dist"], ["engine"],
-          ["cli"]]
+          ["cli", "bindings"]]
 PUBLIC = {
     "error.h": "base", "types.h": "base", "progress.h": "base", "quantize.h": "numerics", "layout.h": "numerics",
     "layer.h": "layer", "moe_layer.h": "engine", "megamoe.h": "engine",
@@ -29,12 +29,11 @@ def folder_of(path):
 
 def check(root):
     problems = []
-    sources = [p for top in ("src", "cli", "include") for p in sorted((root / top).rglob("*"))
+    sources = [p for top in ("src", "cli", "include", "python") for p in sorted((root / top).rglob("*"))
                if p.suffix in (".h", ".cc", ".cu", ".cuh")]
     for path in sources:
         relative = path.relative_to(root)
-        own = folder_of(relative.relative_to("src") if relative.parts[0] == "src"
-                        else relative.relative_to("include") if relative.parts[0] == "include" else relative)
+        own = folder_of(relative if relative.parts[0] == "cli" else relative.relative_to(relative.parts[0]))
         is_test = path.stem.endswith("_test")
         for target in INCLUDE.findall(path.read_text()):
             theirs = folder_of(target) if "/" in target else own

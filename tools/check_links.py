@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
-NAMED = re.compile(r"`((?:src|include|cli|tests|tools|docs|examples|bench|fuzz|lab|cmake)/[\w./-]+)`")
+NAMED = re.compile(r"`((?:src|include|cli|tests|tools|docs|examples|bench|fuzz|lab|cmake|python)/[\w./-]+)`")
 
 
 def check(root):

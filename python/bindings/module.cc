@@ -1,0 +1,68 @@
+// module.cc: the extension module `megamoe._core`: the library's errors as Python's, threads, and its parts.
+#include "bindings/module.h"
+
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace megamoe::python {
+
+namespace nb = nanobind;
+
+namespace {
+
+PyObject* exception_for(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kInvalidFile: return PyExc_ValueError;
+    case ErrorCode::kNotFound: return PyExc_LookupError;
+    case ErrorCode::kUnsupported: return PyExc_NotImplementedError;
+    case ErrorCode::kIo: return PyExc_OSError;
+    case ErrorCode::kOutOfMemory: return PyExc_MemoryError;
+    case ErrorCode::kInternal: break;
+  }
+  return PyExc_RuntimeError;
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    PyErr_SetString(exception_for(error.code()), error.what());
+  }
+}
+
+}  // namespace
+
+std::filesystem::path existing_path(nb::handle object, const char* name) {
+  std::filesystem::path path;
+  if (!nb::try_cast(object, path)) {
+    throw nb::type_error(
+        fmt::format("{} must be a path, got {}", name, nb::inst_name(object).c_str()).c_str());
+  }
+  if (std::error_code error; !std::filesystem::exists(path, error)) {
+    PyErr_SetString(PyExc_FileNotFoundError,
+                    fmt::format("{}: there is nothing at {}", name, path.string()).c_str());
+    throw nb::python_error();
+  }
+  return path;
+}
+
+}  // namespace megamoe::python
+
+NB_MODULE(_core, m) {
+  using namespace megamoe::python;
+  m.doc() = "The compiled part of MegaMoE; its names are those of the package `megamoe`.";
+  nb::register_exception_translator(translate);
+  m.def("set_num_threads", &megamoe::set_num_threads, nb::arg("count"),
+        "Sets how many threads the library uses; 0: all cores. Results do not depend on it.\n\n"
+        "Raises ValueError for a negative number.");
+  m.def("num_threads", &megamoe::num_threads, "How many threads the library uses.");
+  bind_quantize(m);
+  bind_checkpoint(m);
+  bind_layer(m);
+}
