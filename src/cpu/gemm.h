@@ -4,8 +4,9 @@
 // Every output is summed in one order that depends on nothing but the number of columns:
 //   nvfp4  one FP32 accumulator; for each block, ascending, acc += dot * (s_w * s_x), dot an exact integer
 //          and the products exact, so that each block costs one rounding
-//   fp8    for each 128 columns an FP32 sum of exact products, times the token's scale, added in FP32
-//   bf16   for each 128 columns an FP32 sum of products with x, added in FP32
+//   fp8    for each group of columns an FP32 sum of exact products, times the token's scale, added in FP32
+//   bf16   for each group of columns an FP32 sum of products with x, added in FP32
+// A group is 128 or 64 columns, which the kernel decides.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +48,7 @@ struct Sums {
 };
 
 void multiply_nvfp4(const Sums& sums);  // x in kNvfp4; the portable kernel
-void multiply_f32(const Sums& sums);    // x in kBf16 or kFp8
+void multiply_f32(const Sums& sums);    // x in kBf16 or kFp8; likewise
 
 // What the sums still have to be multiplied by, in this order, each with a rounding: for FP8 the 8 that
 // folding took off, for NVFP4 the tensor scale of the row of x; then the weight's tensor scale.

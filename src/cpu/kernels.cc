@@ -9,6 +9,7 @@
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "cpu/codecs.h"
+#include "cpu/f32_slab.h"
 #include "cpu/nvfp4_slab.h"
 #include "cpu/quantize_avx2.h"
 
@@ -16,9 +17,19 @@ namespace megamoe::cpu {
 namespace {
 
 #ifdef MEGAMOE_CPU_X86
-// Runs a kernel of some instruction set.
+// Calls body(panel's number, matrix, the panel's memory) for every panel of a slab.
+template <class Body>
+void for_each_panel(const Slab& slab, const Body& body) {
+  for (int m = 0; m < slab.num_matrices; ++m) {
+    for (std::int64_t p = 0; p < slab.panels; ++p) {
+      body(m * slab.panels + p, *slab.matrices[m], slab.matrices[m]->at(slab.first_panel + p, 0));
+    }
+  }
+}
+
+// These run a kernel of some instruction set.
 template <void (*kMultiply)(const Nvfp4Slab&)>
-void multiply_x86(const Sums& sums) {
+void multiply_nvfp4_x86(const Sums& sums) {
   static_assert(kExpandedBlocks >= 4 * kMaxRows);
   thread_local AlignedBuffer<std::uint8_t> scratch(kExpandedBlocks * kExpandedBlockBytes);
   const Slab& slab = sums.slab;
@@ -27,11 +38,8 @@ void multiply_x86(const Sums& sums) {
   const std::uint8_t* panels[kMaxPanels];
   const std::uint8_t* codes[kMaxRows];
   const std::uint8_t* scales[kMaxRows];
-  for (int m = 0; m < slab.num_matrices; ++m) {
-    for (std::int64_t p = 0; p < slab.panels; ++p) {
-      panels[m * slab.panels + p] = slab.matrices[m]->at(slab.first_panel + p, 0);
-    }
-  }
+  for_each_panel(
+      slab, [&](std::int64_t p, const PackedMatrix&, const std::uint8_t* packed) { panels[p] = packed; });
   for (std::int64_t i = 0; i < slab.rows; ++i) {
     codes[i] = x.codes + slab.x_row(i) * (x.cols / 2);
     scales[i] = x.block_scales + slab.x_row(i) * blocks;
@@ -47,13 +55,53 @@ void multiply_x86(const Sums& sums) {
              .sums = sums.values});
 }
 
+template <void (*kMultiply)(const F32Slab&), bool kHasF32>
+void multiply_f32_x86(const Sums& sums) {
+  thread_local AlignedBuffer<std::uint32_t> scratch(kExpandedWords + kExpandedFactors);
+  const Slab& slab = sums.slab;
+  const ActivationRows& x = *slab.x;
+  const bool fp8 = x.format == ActivationFormat::kFp8;
+  F32Panel panels[kMaxPanels];
+  bool f32 = false;
+  for_each_panel(slab, [&](std::int64_t p, const PackedMatrix& matrix, const std::uint8_t* packed) {
+    panels[p].packed = packed;
+    switch (matrix.format()) {
+      case WeightFormat::kF32:
+        panels[p].format = PanelFormat::kF32;
+        f32 = true;
+        break;
+      case WeightFormat::kBf16: panels[p].format = PanelFormat::kBf16; break;
+      case WeightFormat::kNvfp4: panels[p].format = fp8 ? PanelFormat::kFolded : PanelFormat::kNvfp4; break;
+    }
+  });
+  const std::uint8_t* rows[kMaxRows];
+  const float* factors[kMaxRows];
+  for (std::int64_t i = 0; i < slab.rows; ++i) {
+    const std::int64_t row = slab.x_row(i);
+    if (fp8) {
+      rows[i] = x.codes + row * x.cols;
+      factors[i] = x.scales + row * ((x.cols + kFp8Tile - 1) / kFp8Tile);
+    } else {
+      rows[i] = reinterpret_cast<const std::uint8_t*>(x.values + row * x.row_stride);
+    }
+  }
+  (f32 && !kHasF32 ? multiply_f32_avx2 : kMultiply)({.blocks = x.cols / kNvfp4Block,
+                                                     .panels = panels,
+                                                     .num_panels = slab.num_matrices * slab.panels,
+                                                     .x = rows,
+                                                     .x_factors = fp8 ? factors : nullptr,
+                                                     .rows = slab.rows,
+                                                     .scratch = scratch.data(),
+                                                     .sums = sums.values});
+}
+
 std::int64_t quantize_row_x86(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                               std::uint8_t* scales) {
   static_assert(sizeof(bf16) == sizeof(x->bits));
   return quantize_row_avx2(&x->bits, g, blocks, kE4M3Values.data(), codes, scales);
 }
 
-// Two features by their bits, as not every compiler knows their names. That the system saves the wide
+// Three features by their bits, as not every compiler knows their names. That the system saves the wide
 // registers is part of the answer for AVX2.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -62,6 +110,11 @@ bool has_f16c() {
 bool has_avx_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 4) != 0;
+}
+
+bool has_avx512_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 5) != 0;
 }
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
@@ -86,14 +139,17 @@ std::string names_of(const Keep& keep) {
 const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> kernels = {
 #ifdef MEGAMOE_CPU_X86
-      {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_x86<multiply_avx512>, quantize_row_x86,
-       kMaxPanels},
-      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx2() && has_avx_vnni(), multiply_x86<multiply_avx_vnni>,
+      {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512() && has_avx512_bf16(),
+       multiply_nvfp4_x86<multiply_avx512>, multiply_f32_x86<multiply_f32_avx512_bf16, false>,
        quantize_row_x86, kMaxPanels},
-      {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_x86<multiply_avx2>, quantize_row_x86,
-       kMaxPanels},
+      {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, kMaxPanels},
+      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx2() && has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, kMaxPanels},
+      {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_nvfp4_x86<multiply_avx2>,
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, kMaxPanels},
 #endif
-      {"portable", "any CPU", true, multiply_nvfp4, quantize_row, kUsualPanels}};
+      {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, kUsualPanels}};
   return kernels;
 }
 

@@ -1,5 +1,5 @@
-// kernels.h: the versions of the NVFP4 GEMM and of the quantiser, one for each instruction set, and the
-// choice among them. All give the same bits.
+// kernels.h: the versions of the GEMMs and of the quantiser, one for each instruction set, and the choice
+// among them. All give the same bits where gemm.h defines them: with NVFP4 activations, and in quantising.
 #pragma once
 
 #include <string_view>
@@ -14,6 +14,7 @@ struct Kernel {
   std::string_view needs;
   bool supported = false;                    // by this machine
   void (*multiply_nvfp4)(const Sums& sums);  // x in kNvfp4
+  void (*multiply_f32)(const Sums& sums);    // x in kBf16 or kFp8
   std::int64_t (*quantize_row)(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                                std::uint8_t* scales);  // as in codecs.h
   std::int64_t panels = 0;                             // of a slab, of all its matrices, at best

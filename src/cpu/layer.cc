@@ -64,8 +64,7 @@ void for_each_item(const std::vector<RowBatch>& batches, std::int64_t panels, st
 
 // The panels of an item, of all its matrices: many, as x is expanded anew for each item, but no more than
 // leave every thread several of them.
-std::int64_t panels_of_item(const Kernel& kernel, ActivationFormat format, std::int64_t all_panels) {
-  if (format != ActivationFormat::kNvfp4) return kUsualPanels;
+std::int64_t panels_of_item(const Kernel& kernel, std::int64_t all_panels) {
   constexpr std::int64_t kItemsOfThread = 8;
   return std::clamp(all_panels / (kItemsOfThread * num_threads()), std::min(kUsualPanels, kernel.panels),
                     kernel.panels);
@@ -75,7 +74,7 @@ std::int64_t panels_of_item(const Kernel& kernel, ActivationFormat format, std::
 Sums multiply(const Kernel& kernel, const Slab& slab) {
   thread_local AlignedBuffer<float> values(kMaxPanels * kMaxRows * kPanel);
   const Sums sums{slab, values.data()};
-  (slab.x->format == ActivationFormat::kNvfp4 ? kernel.multiply_nvfp4 : multiply_f32)(sums);
+  (slab.x->format == ActivationFormat::kNvfp4 ? kernel.multiply_nvfp4 : kernel.multiply_f32)(sums);
   return sums;
 }
 
@@ -137,10 +136,9 @@ std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batc
   const int matrices = activation.gated() ? 2 : 1;
   const std::int64_t panels_of_h = batches.front().expert->up.rows() / kPanel;
   const std::int64_t all_panels = static_cast<std::int64_t>(batches.size()) * panels_of_h * matrices;
-  const std::int64_t width =
-      mode == L1Output::kFp8
-          ? kFp8Panels
-          : std::min(kMaxPanels / 2, panels_of_item(kernel, x.format, all_panels) / matrices);
+  const std::int64_t width = mode == L1Output::kFp8
+                                 ? kFp8Panels
+                                 : std::min(kMaxPanels / 2, panels_of_item(kernel, all_panels) / matrices);
   std::atomic<std::int64_t> saturated = 0;
   for_each_item(batches, panels_of_h, width, x.cols * matrices,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
@@ -172,8 +170,7 @@ std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batc
 void down(const Kernel& kernel, const std::vector<RowBatch>& batches, const ActivationRows& h, float* out) {
   if (batches.empty()) return;
   const std::int64_t hidden = batches.front().expert->down.rows(), panels = hidden / kPanel;
-  const std::int64_t width =
-      panels_of_item(kernel, h.format, static_cast<std::int64_t>(batches.size()) * panels);
+  const std::int64_t width = panels_of_item(kernel, static_cast<std::int64_t>(batches.size()) * panels);
   for_each_item(batches, panels, width, h.cols,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t count) {
                   const Slab slab{.matrices = {&batch.expert->down, nullptr},

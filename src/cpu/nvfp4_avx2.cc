@@ -1,10 +1,13 @@
 // nvfp4_avx2.cc: the NVFP4 kernel for AVX2.
-#include "cpu/nvfp4_ymm.h"
+#include "cpu/nvfp4_kernel.h"
+#include "cpu/ymm.h"
 
 namespace megamoe::cpu {
 namespace {
 
 struct Avx2 : Ymm {
+  static constexpr int kTile = 6;
+
   // 16 bits hold what a lane adds up: 8 products of at most 24 * 12.
   static Ints dot(const Ints (&w)[4], const std::uint8_t* x, std::int32_t correction) {
     const auto* columns = reinterpret_cast<const std::int32_t*>(x);

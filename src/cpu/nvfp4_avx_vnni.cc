@@ -1,10 +1,13 @@
 // nvfp4_avx_vnni.cc: the NVFP4 kernel for AVX-VNNI, which processors without AVX-512 have.
-#include "cpu/nvfp4_ymm.h"
+#include "cpu/nvfp4_kernel.h"
+#include "cpu/ymm.h"
 
 namespace megamoe::cpu {
 namespace {
 
 struct AvxVnni : Ymm {
+  static constexpr int kTile = 8;
+
   static Ints dot(const Ints (&w)[4], const std::uint8_t* x, std::int32_t correction) {
     const auto* columns = reinterpret_cast<const std::int32_t*>(x);
     Ints sum = _mm256_set1_epi32(correction);

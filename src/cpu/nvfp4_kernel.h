@@ -9,38 +9,16 @@
 //
 // A lane is a row of weights, its accumulator one register; so the order of the additions is that of gemm.h.
 //
-// A Vector has
-//   kLanes, kTile              rows of weights in a vector, 8 or 16; rows of x that share a load of them
-//   Ints, Floats
-//   load_low(p), load_high(p)  w + 12 of the low, of the high codes of the bytes at p
-//   dot(w, x, correction)      4 columns of each of w[4] times the 16 bytes at x, plus the correction
-//   scales(p)                  kLanes E4M3 codes at p, times 2^-8
-//   to_float, broadcast, load, store, multiply, multiply_add
+// A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
+//   kTile                  rows of x that share a load of the weights
+//   dot(w, x, correction)  4 columns of each of w[4] times the 16 bytes at x, plus the correction
 #pragma once
 
-#include <immintrin.h>
-
 #include "cpu/nvfp4_slab.h"
+#include "cpu/x86.h"
 
 namespace megamoe::cpu {
 namespace {
-
-constexpr std::int64_t kRowsOfPanel = 16;
-constexpr std::int64_t kBlockOfPanel = 144;  // bytes
-constexpr std::int64_t kGroup = 4;           // blocks whose scales stand together
-// How far ahead of their use weights are asked for: about a page, beyond which the hardware does not look.
-constexpr std::int64_t kAhead = 7 * kGroup * kBlockOfPanel;
-
-// The doubled codes, and with 12 added.
-alignas(16) constexpr std::int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-alignas(16) constexpr std::int8_t kDoubledPlus12[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                        12, 11, 10, 9,  8,  6,  4,  0};
-inline __m128i table(const std::int8_t* values) {
-  return _mm_load_si128(reinterpret_cast<const __m128i*>(values));
-}
-
-// A hint, and no access: it may lie behind the matrix.
-inline void prefetch(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 // What x's scales are multiplied by: 2^-2 undoes both doublings, 2^8 is missing in the weights' scales.
 constexpr float kScaleOfX = 0x1p6f;
@@ -64,50 +42,103 @@ inline void expand_row(const Nvfp4Slab& slab, std::int64_t row, std::int64_t fir
   }
 }
 
-// Rows of x times kLanes rows of a panel, over `blocks` blocks; `lane` is the first row of the panel.
-// `packed` begins at a group. Adds to sums [kRows, 16], or begins them.
+// A block of kLanes rows of weights.
+template <class V>
+struct BlockOfWeights {
+  typename V::Ints w[4];
+  typename V::Floats scales;
+};
+
+// From codes and scales of a panel's block that begin with the first of the rows.
+template <class V>
+BlockOfWeights<V> decode_block(const std::uint8_t* codes, const std::uint8_t* scales) {
+  return {{V::load_low(kDoubledPlus12, codes), V::load_high(kDoubledPlus12, codes),
+           V::load_low(kDoubledPlus12, codes + 64), V::load_high(kDoubledPlus12, codes + 64)},
+          V::e4m3(scales)};
+}
+
+// The sums of kRows rows of x for kLanes rows of weights. They come from sums [kRows, 16], or begin, and go
+// there.
 template <class V, int kRows>
-void multiply_lanes(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane, const std::uint8_t* x,
-                    bool begin, float* sums) {
-  typename V::Floats acc[kRows];
+class Accumulators {
+ public:
+  Accumulators(bool begin, float* sums) : sums_(sums) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i)
-    acc[i] = begin ? V::broadcast(0.0f) : V::load(sums + i * kRowsOfPanel + lane);
+    for (int i = 0; i < kRows; ++i) acc_[i] = begin ? V::broadcast(0.0f) : V::load(sums + i * kRowsOfPanel);
+  }
+  void add(const BlockOfWeights<V>& weights, const std::uint8_t* x) {
+    const float* x_scales = reinterpret_cast<const float*>(x + kRows * 16);
+    const std::int32_t* corrections = reinterpret_cast<const std::int32_t*>(x + kRows * 20);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      const typename V::Ints dot = V::dot(weights.w, x + i * 16, corrections[i]);
+      acc_[i] =
+          V::multiply_add(V::to_float(dot), V::multiply(weights.scales, V::broadcast(x_scales[i])), acc_[i]);
+    }
+  }
+  void store() const {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) V::store(sums_ + i * kRowsOfPanel, acc_[i]);
+  }
+
+ private:
+  typename V::Floats acc_[kRows];
+  float* sums_;
+};
+
+// Rows of x times kLanes rows of a panel, over `blocks` blocks; `lane` is the first row of the panel.
+// `packed` begins at a group.
+template <class V, int kRows>
+void multiply_packed(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane,
+                     const std::uint8_t* x, bool begin, float* sums) {
+  Accumulators<V, kRows> acc(begin, sums + lane);
   while (blocks > 0) {
     const std::int64_t group = blocks < kGroup ? blocks : kGroup;
     const std::uint8_t* codes = packed + group * kRowsOfPanel + lane * 4;
     prefetch(packed + kAhead);
-    for (std::int64_t b = 0; b < group; ++b, codes += 128, x += kRows * kExpandedBlockBytes) {
+    for (std::int64_t b = 0; b < group; ++b, codes += kCodesOfBlock, x += kRows * kExpandedBlockBytes) {
       prefetch(codes + kAhead);
       prefetch(codes + kAhead + 64);
-      const typename V::Ints w[4] = {V::load_low(codes), V::load_high(codes), V::load_low(codes + 64),
-                                     V::load_high(codes + 64)};
-      const typename V::Floats scales = V::scales(packed + b * kRowsOfPanel + lane);
-      const float* x_scales = reinterpret_cast<const float*>(x + kRows * 16);
-      const std::int32_t* corrections = reinterpret_cast<const std::int32_t*>(x + kRows * 20);
-#pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) {
-        const typename V::Ints dot = V::dot(w, x + i * 16, corrections[i]);
-        acc[i] = V::multiply_add(V::to_float(dot), V::multiply(scales, V::broadcast(x_scales[i])), acc[i]);
-      }
+      acc.add(decode_block<V>(codes, packed + b * kRowsOfPanel + lane), x);
     }
     packed += group * kBlockOfPanel;
     blocks -= group;
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) V::store(sums + i * kRowsOfPanel + lane, acc[i]);
+  acc.store();
 }
 
-// As multiply_lanes, for all rows of a panel and 1 to kRows rows of x.
-template <class V, int kRows>
-void multiply_tile(std::int64_t rows, const std::uint8_t* packed, std::int64_t blocks, const std::uint8_t* x,
-                   bool begin, float* sums) {
-  if (rows == kRows) {
-    for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
-      multiply_lanes<V, kRows>(packed, blocks, lane, x, begin, sums);
+constexpr std::int64_t kDecodedBlocks = 16;  // in whole groups, few enough for the first-level cache
+
+template <class V>
+void decode_blocks(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane,
+                   BlockOfWeights<V>* out) {
+  for (std::int64_t first = 0; first < blocks; first += kGroup, packed += kGroup * kBlockOfPanel) {
+    const std::int64_t group = blocks - first < kGroup ? blocks - first : kGroup;
+    for (std::int64_t b = 0; b < group; ++b) {
+      const std::uint8_t* codes = packed + group * kRowsOfPanel + b * kCodesOfBlock + lane * 4;
+      prefetch(codes + kAhead);
+      prefetch(codes + kAhead + 64);
+      *out++ = decode_block<V>(codes, packed + b * kRowsOfPanel + lane);
     }
+  }
+}
+
+// Likewise, with weights that are decoded.
+template <class V, int kRows>
+void multiply_decoded(const BlockOfWeights<V>* weights, std::int64_t blocks, const std::uint8_t* x,
+                      bool begin, float* sums) {
+  Accumulators<V, kRows> acc(begin, sums);
+  for (std::int64_t b = 0; b < blocks; ++b, x += kRows * kExpandedBlockBytes) acc.add(weights[b], x);
+  acc.store();
+}
+
+// body.operator()<rows>() for 1 to kRows rows.
+template <int kRows, class Body>
+void with_rows(std::int64_t rows, const Body& body) {
+  if (rows == kRows) {
+    body.template operator()<kRows>();
   } else if constexpr (kRows > 1) {
-    multiply_tile<V, kRows - 1>(rows, packed, blocks, x, begin, sums);
+    with_rows<kRows - 1>(rows, body);
   }
 }
 
@@ -125,11 +156,28 @@ void multiply(const Nvfp4Slab& slab) {
         expand_row(slab, row + i, first, blocks, rows, i, expanded(row));
     }
     for (std::int64_t p = 0; p < slab.num_panels; ++p) {
-      for (std::int64_t t = 0; t < tiles; ++t) {
-        const std::int64_t row = first_of(t);
-        multiply_tile<V, V::kTile>(first_of(t + 1) - row, slab.panels[p] + first * kBlockOfPanel, blocks,
-                                   expanded(row), first == 0,
-                                   slab.sums + (p * slab.rows + row) * kRowsOfPanel);
+      const std::uint8_t* packed = slab.panels[p] + first * kBlockOfPanel;
+      float* sums = slab.sums + p * slab.rows * kRowsOfPanel;
+      for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
+        if (tiles == 1) {
+          with_rows<V::kTile>(slab.rows, [&]<int kRows> {
+            multiply_packed<V, kRows>(packed, blocks, lane, slab.scratch, first == 0, sums);
+          });
+          continue;
+        }
+        // Several tiles: weights are decoded once for all.
+        for (std::int64_t at = 0; at < blocks; at += kDecodedBlocks) {
+          BlockOfWeights<V> weights[kDecodedBlocks];
+          const std::int64_t count = blocks - at < kDecodedBlocks ? blocks - at : kDecodedBlocks;
+          decode_blocks<V>(packed + at * kBlockOfPanel, count, lane, weights);
+          for (std::int64_t t = 0; t < tiles; ++t) {
+            const std::int64_t row = first_of(t), rows = first_of(t + 1) - row;
+            with_rows<V::kTile>(rows, [&]<int kRows> {
+              multiply_decoded<V, kRows>(weights, count, expanded(row) + at * kRows * kExpandedBlockBytes,
+                                         first + at == 0, sums + row * kRowsOfPanel + lane);
+            });
+          }
+        }
       }
     }
   }

@@ -1,0 +1,65 @@
+// f32_avx2.cc: the kernel for BF16 and FP8 activations for AVX2: FP32 products, fused with their addition.
+#include "cpu/f32_kernel.h"
+#include "cpu/ymm.h"
+
+namespace megamoe::cpu {
+namespace {
+
+struct F32Avx2 : Ymm {
+  static constexpr int kFew = 3, kTile = 6, kSteps = 8;
+
+  // Times what step_of_codes and Ymm::e4m3 leave out: there a doubled code comes times 2^24.
+  template <bool kFold>
+  static Floats prepare_scales(const std::uint8_t* p) {
+    return multiply(e4m3(p), broadcast(kFold ? 0x1p-20f : 0x1p-17f));
+  }
+  template <bool kFold>
+  static Ints step_of_codes(const std::uint8_t* codes, int step, Floats scales) {
+    const Ints doubled = step < 4 ? load_low(kDoubled, codes) : load_high(kDoubled, codes);
+    // A lane's byte of this column, to the top.
+    const Ints top = _mm256_add_epi32(_mm256_set_epi32(0x0C808080, 0x08808080, 0x04808080, 0x00808080,
+                                                       0x0C808080, 0x08808080, 0x04808080, 0x00808080),
+                                      _mm256_set1_epi32((step % 4) << 24));
+    const Floats value = multiply(to_float(_mm256_shuffle_epi8(doubled, top)), scales);
+    return _mm256_castps_si256(kFold ? round_to_e4m3(value) : value);
+  }
+
+  // For |x| <= 448, up to the sign of zero. In the normal range 20 bits are rounded away as an integer; below
+  // 2^-6 the sum with 1.5 * 2^14 rounds to steps of 2^-9.
+  static Floats round_to_e4m3(Floats x) {
+    const Ints bits = _mm256_castps_si256(x);
+    const Ints odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
+    const Ints sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFFF)), odd);
+    const Floats normal = _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(~0xFFFFF)));
+    const Floats step = broadcast(0x1.8p14f), small = _mm256_sub_ps(_mm256_add_ps(x, step), step);
+    const Floats size = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF)));
+    return _mm256_blendv_ps(normal, small, _mm256_cmp_ps(size, broadcast(0x1p-6f), _CMP_LT_OQ));
+  }
+
+  static Ints step_of_bf16(const std::uint8_t* p, int step) {
+    return _mm256_castps_si256(bf16(p + step * kRowsOfPanel * 2));
+  }
+
+  static void store_floats(std::uint32_t* p, Floats v) { store_ints(p, _mm256_castps_si256(v)); }
+  static void words_of_bf16(const std::uint8_t* p, std::uint32_t* out) {
+    store_floats(out, bf16(p));
+    store_floats(out + 8, bf16(p + 16));
+  }
+  static void words_of_e4m3(const std::uint8_t* p, std::uint32_t* out) {
+    store_floats(out, multiply(e4m3(p), broadcast(0x1p8f)));
+    store_floats(out + 8, multiply(e4m3(p + 8), broadcast(0x1p8f)));
+  }
+
+  static Ints load_ints(const std::uint8_t* p) { return bytes(p); }
+  static void store_ints(void* p, Ints v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+  static Ints broadcast_word(const std::uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
+  static Floats accumulate(Floats acc, Ints w, Ints x) {
+    return _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_castsi256_ps(x), acc);
+  }
+};
+
+}  // namespace
+
+void multiply_f32_avx2(const F32Slab& slab) { multiply<F32Avx2>(slab); }
+
+}  // namespace megamoe::cpu

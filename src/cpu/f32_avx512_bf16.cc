@@ -1,0 +1,83 @@
+// f32_avx512_bf16.cc: the kernel for BF16 and FP8 activations for AVX-512 with BF16: products of two columns
+// at once. Its instruction takes subnormal operands for 0 and makes subnormal results 0; layer.md has the
+// bound.
+#include "cpu/f32_kernel.h"
+#include "cpu/zmm.h"
+
+namespace megamoe::cpu {
+namespace {
+
+// The codes' values in BF16, twice, as the lookup takes 5 bits of which the code is 4.
+alignas(64) constexpr std::uint16_t kBf16OfCodes[32] = {
+    0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80,
+    0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
+    0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+
+// The two columns, of 8, of a step: those of the words of packed codes, shifted by 4 * step.
+constexpr int kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
+
+struct F32Avx512Bf16 : Zmm {
+  static constexpr int kFew = 8, kTile = 16, kSteps = 4;
+
+  static Floats dot(Floats sum, Ints a, Ints b) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+
+  template <bool kFold>
+  static Floats prepare_scales(const std::uint8_t* p) {
+    return multiply(e4m3(p), broadcast(kFold ? 0x1p5f : 0x1p8f));
+  }
+  // Each column of the pair times its scale: the other one meets a 0. The products are exact in BF16.
+  template <bool kFold>
+  static Ints step_of_codes(const std::uint8_t* codes, int step, Floats scales) {
+    const Ints shifted = _mm512_srli_epi16(_mm512_loadu_si512(codes), static_cast<unsigned>(4 * step));
+    const Ints pair = _mm512_permutexvar_epi16(shifted, _mm512_load_si512(kBf16OfCodes));
+    const Ints high_scale = _mm512_castps_si512(scales), low_scale = _mm512_srli_epi32(high_scale, 16);
+    Floats low = dot(broadcast(0.0f), pair, low_scale), high = dot(broadcast(0.0f), pair, high_scale);
+    if constexpr (kFold) low = round_to_e4m3(low), high = round_to_e4m3(high);
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16), _mm512_castps_si512(high));
+  }
+
+  // As F32Avx2's.
+  static Floats round_to_e4m3(Floats x) {
+    const Ints bits = _mm512_castps_si512(x);
+    const Ints odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+    const Ints sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFFF)), odd);
+    const Floats normal = _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(~0xFFFFF)));
+    const Floats step = broadcast(0x1.8p14f), small = _mm512_sub_ps(_mm512_add_ps(x, step), step);
+    const __mmask16 is_small = _mm512_cmplt_epi32_mask(_mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)),
+                                                       _mm512_castps_si512(broadcast(0x1p-6f)));
+    return _mm512_mask_blend_ps(is_small, normal, small);
+  }
+
+  static Ints step_of_bf16(const std::uint8_t* p, int step) {
+    const Ints low = words(p + kColumns[step][0] * kRowsOfPanel * 2),
+               high = words(p + kColumns[step][1] * kRowsOfPanel * 2);
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  }
+
+  // 16 columns of 16 bits, each 8 in the order of the steps.
+  static void store_words(__m256i columns, std::uint32_t* out) {
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shuffle_epi8(columns, order));
+  }
+  static void words_of_bf16(const std::uint8_t* p, std::uint32_t* out) {
+    store_words(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), out);
+  }
+  static void words_of_e4m3(const std::uint8_t* p, std::uint32_t* out) {
+    const Ints values = _mm512_castps_si512(multiply(e4m3(p), broadcast(0x1p8f)));
+    store_words(_mm512_cvtepi32_epi16(_mm512_srli_epi32(values, 16)), out);
+  }
+
+  static Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+  static void store_ints(void* p, Ints v) { _mm512_storeu_si512(p, v); }
+  static Ints broadcast_word(const std::uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
+  static Floats accumulate(Floats acc, Ints w, Ints x) { return dot(acc, w, x); }
+};
+
+}  // namespace
+
+void multiply_f32_avx512_bf16(const F32Slab& slab) { multiply<F32Avx512Bf16>(slab); }
+
+}  // namespace megamoe::cpu

@@ -1,0 +1,271 @@
+// f32_kernel.h: the kernel for BF16 and FP8 activations for x86, written once over a vector type, as
+// nvfp4_kernel.h is.
+//
+// A lane is a row of weights. What is multiplied are lanes of 32 bits: one column in FP32, or two columns in
+// BF16, whose products are added together. The weights carry their block scales (exact in BF16, too), so that
+// an output is, for each group of 64 columns, one FP32 accumulator over ascending steps, times the factor of
+// the row of x, added to its sum. All row counts take this order.
+//
+// x is expanded once for all panels, a group of columns after the other, in each the rows one after the
+// other. Up to kFew rows take the weights as they are decoded; for more rows a group of a panel is decoded
+// first.
+//
+// A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
+//   kFew, kTile            as above; the rows of x that then share a load of the weights
+//   kSteps                 vectors that 8 columns of weights are, and words that 8 columns of x are
+//   prepare_scales<fold>   of a block of NVFP4, for
+//   step_of_codes<fold>    a step of 8 columns of it
+//   step_of_bf16           likewise, of BF16
+//   words_of_bf16, words_of_e4m3  16 columns of x
+//   accumulate(acc, w, x)  acc + w * x
+//   load_ints, store_ints, broadcast_word
+#pragma once
+
+#include "cpu/f32_slab.h"
+#include "cpu/x86.h"
+
+namespace megamoe::cpu {
+namespace {
+
+constexpr std::int64_t kHalvesOfGroup = 2 * kGroup;  // 8 columns each
+
+// Where the weights of a group come from. A Block is one of 16 columns, as a vector of lanes needs it;
+// step(block, half, step) is a vector of it.
+template <class V, bool kFold>
+struct Nvfp4Source {
+  static constexpr std::int64_t kBlockBytes = kBlockOfPanel;
+  struct Block {
+    const std::uint8_t* codes;
+    typename V::Floats scales;
+  };
+  static Block block(const std::uint8_t* group, std::int64_t blocks, std::int64_t b, std::int64_t lane) {
+    const std::uint8_t* codes = group + blocks * kRowsOfPanel + b * kCodesOfBlock;
+    if (lane == 0) {
+      const std::uint8_t* ahead = group + b * kBlockBytes + kAhead;
+      prefetch(ahead);
+      prefetch(ahead + 64);
+      prefetch(ahead + 128);
+    }
+    return {codes + lane * 4, V::template prepare_scales<kFold>(group + b * kRowsOfPanel + lane)};
+  }
+  static typename V::Ints step(const Block& block, std::int64_t half, int step) {
+    return V::template step_of_codes<kFold>(block.codes + half * 64, step, block.scales);
+  }
+};
+
+template <class V>
+struct Bf16Source {
+  static constexpr std::int64_t kBlockBytes = 16 * kRowsOfPanel * 2;
+  using Block = const std::uint8_t*;
+  static Block block(const std::uint8_t* group, std::int64_t, std::int64_t b, std::int64_t lane) {
+    return group + b * kBlockBytes + lane * 2;
+  }
+  static typename V::Ints step(Block block, std::int64_t half, int step) {
+    return V::step_of_bf16(block + half * (kBlockBytes / 2), step);
+  }
+};
+
+// Decoded before: for each step 16 words. FP32 weights are just that where a word is a column.
+template <class V>
+struct DecodedSource {
+  static constexpr std::int64_t kBlockBytes = 2 * V::kSteps * kRowsOfPanel * 4;
+  using Block = const std::uint8_t*;
+  static Block block(const std::uint8_t* group, std::int64_t, std::int64_t b, std::int64_t lane) {
+    return group + b * kBlockBytes + lane * 4;
+  }
+  static typename V::Ints step(Block block, std::int64_t half, int step) {
+    return V::load_ints(block + half * (kBlockBytes / 2) + step * kRowsOfPanel * 4);
+  }
+};
+
+// x of a slab, some groups of it.
+template <class V>
+struct ExpandedX {
+  static constexpr std::int64_t kRowWords = kHalvesOfGroup * V::kSteps;  // of a group
+  std::int64_t rows;
+  std::uint32_t* words;  // [groups, rows, kRowWords]
+  float* factors;        // [groups, rows]
+};
+
+template <class V>
+void expand(const F32Slab& slab, std::int64_t first_block, std::int64_t blocks, const ExpandedX<V>& out) {
+  for (std::int64_t i = 0; i < slab.rows; ++i) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const std::int64_t at = b / kGroup * slab.rows + i;
+      std::uint32_t* words = out.words + at * ExpandedX<V>::kRowWords + b % kGroup * 2 * V::kSteps;
+      const std::int64_t column = (first_block + b) * 16;
+      if (slab.x_factors == nullptr) {
+        V::words_of_bf16(slab.x[i] + column * 2, words);
+        out.factors[at] = 1.0f;
+      } else {
+        V::words_of_e4m3(slab.x[i] + column, words);
+        out.factors[at] = slab.x_factors[i][column / 128];
+      }
+    }
+  }
+}
+
+// kGroups groups, side by side, of kVectors vectors of a panel from row `lane` on, times kRows rows of x from
+// row `first` on; adds to sums [kRows, 16]. All groups have `blocks` blocks.
+template <class V, class Source, int kRows, int kGroups, int kVectors>
+void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane,
+                     const ExpandedX<V>& x, std::int64_t group, std::int64_t first, float* sums) {
+  constexpr std::int64_t kRowWords = ExpandedX<V>::kRowWords;
+  typename V::Floats acc[kGroups][kRows][kVectors];
+#pragma GCC unroll 64
+  for (auto& of_group : acc) {
+#pragma GCC unroll 64
+    for (auto& row : of_group) {
+#pragma GCC unroll 64
+      for (auto& v : row) v = V::broadcast(0.0f);
+    }
+  }
+  const std::uint32_t* words = x.words + (group * x.rows + first) * kRowWords;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    typename Source::Block weights[kGroups][kVectors];
+#pragma GCC unroll 64
+    for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 64
+      for (int v = 0; v < kVectors; ++v) {
+        weights[g][v] =
+            Source::block(packed + g * kGroup * Source::kBlockBytes, blocks, b, lane + v * V::kLanes);
+      }
+    }
+    for (std::int64_t half = 0; half < 2; ++half, words += V::kSteps) {
+#pragma GCC unroll 64
+      for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 64
+        for (int step = 0; step < V::kSteps; ++step) {
+          typename V::Ints w[kVectors];
+#pragma GCC unroll 64
+          for (int v = 0; v < kVectors; ++v) w[v] = Source::step(weights[g][v], half, step);
+#pragma GCC unroll 64
+          for (int i = 0; i < kRows; ++i) {
+            const typename V::Ints value = V::broadcast_word(words + (g * x.rows + i) * kRowWords + step);
+#pragma GCC unroll 64
+            for (int v = 0; v < kVectors; ++v) acc[g][i][v] = V::accumulate(acc[g][i][v], w[v], value);
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 64
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 64
+    for (int v = 0; v < kVectors; ++v) {
+      float* out = sums + i * kRowsOfPanel + lane + v * V::kLanes;
+      typename V::Floats sum = V::load(out);
+#pragma GCC unroll 64
+      for (int g = 0; g < kGroups; ++g) {
+        const float factor = x.factors[(group + g) * x.rows + first + i];
+        sum = V::multiply_add(acc[g][i][v], V::broadcast(factor), sum);
+      }
+      V::store(out, sum);
+    }
+  }
+}
+
+// `blocks` blocks of a panel times 1 to kRows rows. Few rows have few accumulators, each waiting for itself:
+// so they take several groups at once.
+template <class V, class Source, int kRows>
+void multiply_few(const std::uint8_t* packed, std::int64_t blocks, const ExpandedX<V>& x, float* sums) {
+  if (x.rows == kRows) {
+    constexpr int kGroups = kRows <= 2 ? 4 : 2;
+    const std::int64_t whole = blocks / kGroup;
+    const auto multiply = [&]<int kCount>(std::int64_t group) {
+      const std::int64_t rest = blocks - group * kGroup;
+      for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
+        multiply_groups<V, Source, kRows, kCount, 1>(packed + group * kGroup * Source::kBlockBytes,
+                                                     rest < kGroup ? rest : kGroup, lane, x, group, 0, sums);
+      }
+    };
+    std::int64_t group = 0;
+    for (; group + kGroups <= whole; group += kGroups) multiply.template operator()<kGroups>(group);
+    for (; group * kGroup < blocks; ++group) multiply.template operator()<1>(group);
+  } else if constexpr (kRows > 1) {
+    multiply_few<V, Source, kRows - 1>(packed, blocks, x, sums);
+  }
+}
+
+// A decoded group times 1 to kRows rows.
+template <class V, int kRows>
+void multiply_tile(std::int64_t rows, const std::uint8_t* decoded, std::int64_t blocks, const ExpandedX<V>& x,
+                   std::int64_t group, std::int64_t first, float* sums) {
+  if (rows == kRows) {
+    multiply_groups<V, DecodedSource<V>, kRows, 1, static_cast<int>(kRowsOfPanel / V::kLanes)>(
+        decoded, blocks, 0, x, group, first, sums);
+  } else if constexpr (kRows > 1) {
+    multiply_tile<V, kRows - 1>(rows, decoded, blocks, x, group, first, sums);
+  }
+}
+
+// `blocks` blocks of a panel times more rows.
+template <class V, class Source>
+void multiply_many(const std::uint8_t* packed, std::int64_t blocks, const ExpandedX<V>& x, float* sums) {
+  alignas(64) std::uint8_t decoded[kGroup * DecodedSource<V>::kBlockBytes];
+  const std::int64_t tiles = (x.rows + V::kTile - 1) / V::kTile;  // of about equal size
+  for (std::int64_t group = 0; group * kGroup < blocks; ++group, packed += kGroup * Source::kBlockBytes) {
+    const std::int64_t rest = blocks - group * kGroup, count = rest < kGroup ? rest : kGroup;
+    for (std::int64_t b = 0; b < count; ++b) {
+      for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
+        const auto block = Source::block(packed, count, b, lane);
+        std::uint8_t* out = decoded + b * DecodedSource<V>::kBlockBytes + lane * 4;
+#pragma GCC unroll 64
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 64
+          for (int step = 0; step < V::kSteps; ++step, out += kRowsOfPanel * 4) {
+            V::store_ints(out, Source::step(block, half, step));
+          }
+        }
+      }
+    }
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      const std::int64_t first = x.rows * t / tiles, end = x.rows * (t + 1) / tiles;
+      multiply_tile<V, V::kTile>(end - first, decoded, count, x, group, first, sums + first * kRowsOfPanel);
+    }
+  }
+}
+
+template <class V, class Source>
+void multiply_panel(const std::uint8_t* packed, std::int64_t first_block, std::int64_t blocks,
+                    const ExpandedX<V>& x, float* sums) {
+  packed += first_block * Source::kBlockBytes;
+  if (x.rows <= V::kFew) {
+    multiply_few<V, Source, V::kFew>(packed, blocks, x, sums);
+  } else {
+    multiply_many<V, Source>(packed, blocks, x, sums);
+  }
+}
+
+template <class V>
+void multiply(const F32Slab& slab) {
+  const ExpandedX<V> x = {slab.rows, slab.scratch, reinterpret_cast<float*>(slab.scratch + kExpandedWords)};
+  const std::int64_t most_blocks = kExpandedFactors / slab.rows * kGroup;
+  for (std::int64_t i = 0; i < slab.num_panels * slab.rows * kRowsOfPanel; ++i) slab.sums[i] = 0.0f;
+  for (std::int64_t first = 0; first < slab.blocks; first += most_blocks) {
+    const std::int64_t rest = slab.blocks - first, blocks = rest < most_blocks ? rest : most_blocks;
+    expand<V>(slab, first, blocks, x);
+    for (std::int64_t p = 0; p < slab.num_panels; ++p) {
+      const F32Panel& panel = slab.panels[p];
+      float* sums = slab.sums + p * slab.rows * kRowsOfPanel;
+      switch (panel.format) {
+        case PanelFormat::kF32:
+          if constexpr (V::kSteps == 8)
+            multiply_panel<V, DecodedSource<V>>(panel.packed, first, blocks, x, sums);
+          break;
+        case PanelFormat::kBf16:
+          multiply_panel<V, Bf16Source<V>>(panel.packed, first, blocks, x, sums);
+          break;
+        case PanelFormat::kNvfp4:
+          multiply_panel<V, Nvfp4Source<V, false>>(panel.packed, first, blocks, x, sums);
+          break;
+        case PanelFormat::kFolded:
+          multiply_panel<V, Nvfp4Source<V, true>>(panel.packed, first, blocks, x, sums);
+          break;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::cpu

@@ -1,0 +1,31 @@
+// x86.h: what the kernels for x86 share: the packed form (packed_matrix.h) in numbers, and E2M1 in tables.
+// All of it has internal linkage.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace megamoe::cpu {
+namespace {
+
+constexpr std::int64_t kRowsOfPanel = 16;
+constexpr std::int64_t kCodesOfBlock = 128;  // bytes
+constexpr std::int64_t kBlockOfPanel = kRowsOfPanel + kCodesOfBlock;
+constexpr std::int64_t kGroup = 4;  // blocks whose scales stand together
+// How far ahead of their use weights are asked for: about a page, beyond which the hardware does not look.
+constexpr std::int64_t kAhead = 7 * kGroup * kBlockOfPanel;
+
+// The doubled codes, and with 12 added.
+alignas(16) constexpr std::int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+alignas(16) constexpr std::int8_t kDoubledPlus12[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                        12, 11, 10, 9,  8,  6,  4,  0};
+inline __m128i table(const std::int8_t* values) {
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(values));
+}
+
+// A hint, and no access: it may lie behind the matrix.
+inline void prefetch(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace
+}  // namespace megamoe::cpu
