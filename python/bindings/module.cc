@@ -57,6 +57,7 @@ std::filesystem::path existing_path(nb::handle object, const char* name) {
 NB_MODULE(_core, m) {
   using namespace megamoe::python;
   m.doc() = "The compiled part of MegaMoE; its names are those of the package `megamoe`.";
+  nb::set_leak_warnings(false);  // a layer may well live until the interpreter ends
   nb::register_exception_translator(translate);
   m.def("set_num_threads", &megamoe::set_num_threads, nb::arg("count"),
         "Sets how many threads the library uses; 0: all cores. Results do not depend on it.\n\n"

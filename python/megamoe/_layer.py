@@ -188,7 +188,7 @@ class MoELayer:
 
 def _empty_like(torch: Any, x: Any) -> Any:
     if torch is not None:
-        return torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
+        return torch.empty(x.shape, dtype=x.dtype)
     shape = getattr(x, "shape", None)
     if shape is None:
         raise TypeError(f"x must be an array, got {type(x).__name__}")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import threading
 import time
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -114,10 +115,17 @@ def test_keeps_its_weights_alive():
     x, ids, weights = random_input()
     dense = random_weights()
     expected = make_layer([[w.copy() for w in matrices] for matrices in dense], backend="ref")(x, ids, weights)
-    layer = make_layer([[w.copy() for w in matrices] for matrices in dense], backend="ref")
+    copies = [[w.copy() for w in matrices] for matrices in dense]
+    references = [weakref.ref(w) for matrices in copies for w in matrices]
+    layer = make_layer(copies, backend="ref")
+    del copies
     gc.collect()
     [np.full((INTERMEDIATE, HIDDEN), np.nan, np.float32) for _ in range(100)]  # would take the memory
     np.testing.assert_array_equal(layer(x, ids, weights).view(np.uint16), expected.view(np.uint16))
+    assert all(reference() is not None for reference in references)
+    del layer
+    gc.collect()
+    assert all(reference() is None for reference in references)
 
 
 def test_biases_and_gpt_oss():
