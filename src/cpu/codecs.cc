@@ -73,17 +73,6 @@ void bf16_to_float(const bf16* in, std::int64_t count, float* out) {
   }
 }
 
-void float_to_bf16(const float* in, std::int64_t count, bf16* out) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t b = bits_of_float(in[i]);
-    const std::uint32_t rounded = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
-    const std::uint32_t quiet = (b >> 16) | 0x40u;
-    // as signed numbers, which every vector unit can compare
-    const bool nan = static_cast<std::int32_t>(b & kFloatMagnitude) > static_cast<std::int32_t>(kFloatInf);
-    out[i].bits = static_cast<std::uint16_t>(nan ? quiet : rounded);
-  }
-}
-
 void e4m3_to_float(const std::uint8_t* in, std::int64_t count, float* out) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = kE4M3Values[in[i]];
 }

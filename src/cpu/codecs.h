@@ -22,7 +22,6 @@ inline constexpr std::array<float, 256> kE4M3Values = [] {
 }();
 
 void bf16_to_float(const bf16* in, std::int64_t count, float* out);
-void float_to_bf16(const float* in, std::int64_t count, bf16* out);
 void e4m3_to_float(const std::uint8_t* in, std::int64_t count, float* out);
 
 // Largest finite magnitude.

@@ -37,20 +37,12 @@ TEST(CpuCodecs, EveryCodeDecodes) {
   }
 }
 
-TEST(CpuCodecs, EveryBf16WidensAndRoundsBack) {
+TEST(CpuCodecs, EveryBf16Widens) {
   const std::vector<bf16> x = every_bf16();
   std::vector<float> wide(x.size());
   bf16_to_float(x.data(), 1 << 16, wide.data());
   for (std::size_t i = 0; i < x.size(); ++i) {
     ASSERT_EQ(bits_of_float(wide[i]), bits_of_float(to_float(x[i])));
-  }
-  // around each value, each half way and each neighbour
-  for (const std::uint32_t low : {0x0u, 0x1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
-    std::vector<float> between(x.size());
-    std::vector<bf16> rounded(x.size());
-    for (std::size_t i = 0; i < x.size(); ++i) between[i] = float_of_bits(bits_of_float(wide[i]) | low);
-    float_to_bf16(between.data(), 1 << 16, rounded.data());
-    for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(rounded[i], to_bf16(between[i])) << between[i];
   }
 }
 

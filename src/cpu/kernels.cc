@@ -141,15 +141,16 @@ const std::vector<Kernel>& all_kernels() {
 #ifdef MEGAMOE_CPU_X86
       {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512() && has_avx512_bf16(),
        multiply_nvfp4_x86<multiply_avx512>, multiply_f32_x86<multiply_f32_avx512_bf16, false>,
-       quantize_row_x86, kMaxPanels},
+       quantize_row_x86, &kAvx2Rows, kMaxPanels},
       {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, kMaxPanels},
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
       {"avx-vnni", "AVX2 with AVX-VNNI", has_avx2() && has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, kMaxPanels},
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
       {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_nvfp4_x86<multiply_avx2>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, kMaxPanels},
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
 #endif
-      {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, kUsualPanels}};
+      {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, &kPortableRows,
+       kUsualPanels}};
   return kernels;
 }
 

@@ -1,11 +1,13 @@
-// kernels.h: the versions of the GEMMs and of the quantiser, one for each instruction set, and the choice
-// among them. All give the same bits where gemm.h defines them: with NVFP4 activations, and in quantising.
+// kernels.h: the versions of the GEMMs, of the quantiser and of what stands around them, one for each
+// instruction set, and the choice among them. All give the same bits where gemm.h defines them: with NVFP4
+// activations, and in quantising.
 #pragma once
 
 #include <string_view>
 #include <vector>
 
 #include "cpu/gemm.h"
+#include "cpu/rows.h"
 
 namespace megamoe::cpu {
 
@@ -17,7 +19,8 @@ struct Kernel {
   void (*multiply_f32)(const Sums& sums);    // x in kBf16 or kFp8
   std::int64_t (*quantize_row)(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                                std::uint8_t* scales);  // as in codecs.h
-  std::int64_t panels = 0;                             // of a slab, of all its matrices, at best
+  const Rows* rows = nullptr;
+  std::int64_t panels = 0;  // of a slab, of all its matrices, at best
 };
 
 // Those of this build, best first; the last runs everywhere.

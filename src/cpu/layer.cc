@@ -10,7 +10,6 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
-#include "cpu/activations.h"
 #include "cpu/codecs.h"
 #include "cpu/gemm.h"
 #include "cpu/kernels.h"
@@ -79,17 +78,12 @@ Sums multiply(const Kernel& kernel, const Slab& slab) {
 }
 
 // out [panels * 16]: row i of matrix `m`, scaled, bias added.
-void finish_row(const Sums& sums, int m, std::int64_t i, float* out) {
+void finish_row(const Kernel& kernel, const Sums& sums, int m, std::int64_t i, float* out) {
   const Slab& slab = sums.slab;
   const PackedMatrix& matrix = *slab.matrices[m];
-  const float factor = row_factor(slab, i), tensor_scale = matrix.tensor_scale();
-  for (std::int64_t p = 0; p < slab.panels; ++p, out += kPanel) {
-    const float* in = sums.at(m, p, i);
-    for (std::int64_t j = 0; j < kPanel; ++j) out[j] = (in[j] * factor) * tensor_scale;
-    if (matrix.bias() == nullptr) continue;
-    const float* bias = matrix.bias() + (slab.first_panel + p) * kPanel;
-    for (std::int64_t j = 0; j < kPanel; ++j) out[j] = out[j] + bias[j];
-  }
+  kernel.rows->finish(sums.at(m, 0, i), slab.rows * kPanel, slab.panels, row_factor(slab, i),
+                      matrix.tensor_scale(),
+                      matrix.bias() == nullptr ? nullptr : matrix.bias() + slab.first_panel * kPanel, out);
 }
 
 constexpr std::int64_t kFp8Panels = kFp8Tile / kPanel;         // of h, where it is quantised in groups of 128
@@ -100,11 +94,11 @@ static_assert(2 * kFp8Panels <= kMaxPanels);
 std::int64_t store_h(const Kernel& kernel, const float* gate, const float* h, std::int64_t r,
                      std::int64_t column, std::int64_t count, L1Output mode, const ActivationRows& out) {
   bf16 rounded[kMaxColumns];
-  float_to_bf16(h, count, rounded);
+  kernel.rows->to_bf16(h, count, rounded);
   switch (mode) {
     case L1Output::kInterleavedBf16: {
       bf16 rounded_gate[kMaxColumns];
-      float_to_bf16(gate, count, rounded_gate);
+      kernel.rows->to_bf16(gate, count, rounded_gate);
       bf16* row = out.values + r * out.row_stride + 2 * column;
       for (std::int64_t i = 0; i < count; i += 8) {
         std::copy_n(rounded_gate + i, 8, row + 2 * i);
@@ -155,9 +149,9 @@ std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batc
                   std::int64_t count = 0;
                   for (std::int64_t i = 0; i < batch.count; ++i) {
                     float gate[kMaxColumns], up[kMaxColumns], h[kMaxColumns];
-                    if (matrices == 2) finish_row(sums, 0, i, gate);
-                    finish_row(sums, matrices - 1, i, up);
-                    activate(activation, gate, up, panels * kPanel, h);
+                    if (matrices == 2) finish_row(kernel, sums, 0, i, gate);
+                    finish_row(kernel, sums, matrices - 1, i, up);
+                    kernel.rows->activate(activation, gate, up, panels * kPanel, h);
                     count += store_h(kernel, gate, h, batch.first + i, first_panel * kPanel, panels * kPanel,
                                      mode, out);
                   }
@@ -183,7 +177,7 @@ void down(const Kernel& kernel, const std::vector<RowBatch>& batches, const Acti
                                   .rows = batch.count};
                   const Sums sums = multiply(kernel, slab);
                   for (std::int64_t i = 0; i < batch.count; ++i) {
-                    finish_row(sums, 0, i, out + (batch.first + i) * hidden + first_panel * kPanel);
+                    finish_row(kernel, sums, 0, i, out + (batch.first + i) * hidden + first_panel * kPanel);
                   }
                 });
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "cpu/codecs.h"
+#include "cpu/kernels.h"
 #include "cpu/operations.h"
 
 namespace megamoe::cpu {
@@ -33,6 +33,7 @@ void sort(const std::int32_t* ids, const float* weights, const Routing& routing)
 
 void combine(const float* expert_out, const Routing& routing, const float* weights, const float* shared,
              MatrixView<bf16> y) {
+  const Rows& rows = *chosen_kernel().rows;
   const std::int64_t top_k = routing.top_k, cols = y.cols;
   thread_local std::vector<std::int64_t> row_of_pair;
   row_of_pair.assign(static_cast<std::size_t>(routing.tokens * top_k), -1);
@@ -50,15 +51,10 @@ void combine(const float* expert_out, const Routing& routing, const float* weigh
       std::fill_n(acc, count, 0.0f);
       for (std::int64_t pair = token * top_k; pair < (token + 1) * top_k; ++pair) {
         if (row_of[pair] < 0) continue;
-        const float weight = weights[pair];
-        const float* in = expert_out + row_of[pair] * cols + first;
-        for (std::int64_t c = 0; c < count; ++c) acc[c] = acc[c] + weight * in[c];
+        rows.add_weighted(acc, weights[pair], expert_out + row_of[pair] * cols + first, count);
       }
-      if (shared != nullptr) {
-        const float* in = shared + token * cols + first;
-        for (std::int64_t c = 0; c < count; ++c) acc[c] = acc[c] + in[c];
-      }
-      float_to_bf16(acc, count, y.row(token) + first);
+      if (shared != nullptr) rows.add(acc, shared + token * cols + first, count);
+      rows.to_bf16(acc, count, y.row(token) + first);
     }
   };
   parallel_for(routing.tokens * strips, 8, std::ref(piece));
