@@ -3,7 +3,7 @@
 # a short table last. Usage: tools/gpu_test.sh [folder with gpu_test and the benchmarks] [folder for logs]
 #
 # The folder may be a build folder or a copy of its programs (with libfmt.so.* and libgomp.so.* beside them, where the
-# machine lacks those).
+# machine lacks those). Where a wheel of the Python package lies there too, python3 (with torch and pytest) tests it.
 set -uo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 programs=${1:-$here/build/hopper}
@@ -39,6 +39,12 @@ engine_test=$(find_program engine_test)
 step "first call captured" "$gpu_test" --gtest_brief=1 --gtest_filter='PassTest.IsCapturedByItsVeryFirstCall'
 conformance_test=$(find_program conformance_test)
 [ -z "$conformance_test" ] || step "conformance" "$conformance_test" --gtest_brief=1 --gtest_filter='*/hopper'
+
+wheel=$(find "$programs" -maxdepth 1 -name 'megamoe-*.whl' | head -n 1)
+if [ -n "$wheel" ]; then
+  python3 -m pip install --quiet --no-index --no-deps --target "$logs/site" "$wheel"
+  PYTHONPATH=$logs/site step "python" python3 -m pytest -q -rs -p no:cacheprovider "$here/python/tests/test_gpu.py"
+fi
 
 # The checkers slow kernels down a hundred times and more: the small written cases only.
 small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRows*:*FaultsSpoil*:*Dequantizes*'

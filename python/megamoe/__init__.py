@@ -3,6 +3,9 @@
 Arrays may be NumPy's, torch's, or anything that speaks DLPack. A layer gives back the kind it was called with; all else
 is NumPy's. 16-bit and 8-bit floats in NumPy are those of the package ml_dtypes. Mistakes raise TypeError or ValueError
 that say what was expected and what came; what is not there raises FileNotFoundError or LookupError.
+
+`megamoe.torch` has layers and quantising as torch operators, `megamoe.transformers` puts quantised experts into Hugging
+Face models, and `python -m megamoe.evaluate` measures what that costs.
 """
 
 from importlib.metadata import version as _version
