@@ -65,10 +65,11 @@ nb::object torch_capsule(nb::handle object) {
     tensor_type = nb::object(torch.attr("Tensor")).release().ptr();
   }
   if (object.type().ptr() != tensor_type) return nb::none();
-  nb::object capsule = nb::steal(PyObject_CallOneArg(to_dlpack, object.ptr()));
-  if (capsule.is_valid()) return capsule;
-  PyErr_Clear();
-  return nb::none();
+  try {
+    return nb::handle(to_dlpack)(object);
+  } catch (const nb::python_error&) {
+    return nb::none();
+  }
 }
 
 // The object's memory, or nothing where it is no array; `dtype` is what it holds, where we have a name for
