@@ -24,6 +24,20 @@ function(megamoe_sources)
   target_sources(megamoe PRIVATE ${ARGN})
 endfunction()
 
+# Whether there are sources for vector instructions of x86, and the flags of those that most have.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(MEGAMOE_X86 ON)
+endif()
+set(MEGAMOE_AVX2 -mavx2 -mfma -mf16c)
+
+# megamoe_source_with(file flag...): a source of the current folder for which more instructions are allowed than every
+# CPU has. It is used after a look at the processor, and shares no function with other sources.
+function(megamoe_source_with file)
+  megamoe_sources(${file})
+  set_source_files_properties(${file} TARGET_DIRECTORY megamoe PROPERTIES COMPILE_OPTIONS "${ARGN}"
+                                                                          SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
+
 # megamoe_test(name file...): one test program of these files.
 function(megamoe_test name)
   if(NOT MEGAMOE_TESTS)

@@ -2,21 +2,19 @@
 
 #include <cstdlib>
 #include <string>
-#ifdef MEGAMOE_CPU_X86
-#include <cpuid.h>
-#endif
 
 #include "base/aligned_buffer.h"
 #include "base/check.h"
+#include "base/processor.h"
 #include "cpu/codecs.h"
 #include "cpu/f32_slab.h"
 #include "cpu/nvfp4_slab.h"
-#include "cpu/quantize_avx2.h"
+#include "numerics/quantize_avx2.h"
 
 namespace megamoe::cpu {
 namespace {
 
-#ifdef MEGAMOE_CPU_X86
+#ifdef __x86_64__
 // Calls body(panel's number, matrix, the panel's memory) for every panel of a slab.
 template <class Body>
 void for_each_panel(const Slab& slab, const Body& body) {
@@ -97,30 +95,7 @@ void multiply_f32_x86(const Sums& sums) {
 
 std::int64_t quantize_row_x86(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                               std::uint8_t* scales) {
-  static_assert(sizeof(bf16) == sizeof(x->bits));
-  return quantize_row_avx2(&x->bits, g, blocks, kE4M3Values.data(), codes, scales);
-}
-
-// Three features by their bits, as not every compiler knows their names. That the system saves the wide
-// registers is part of the answer for AVX2.
-bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & 1u << 29) != 0;
-}
-bool has_avx_vnni() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 4) != 0;
-}
-
-bool has_avx512_bf16() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 5) != 0;
-}
-
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  return quantize_row_avx2(x, g, blocks, codes, scales).saturated;
 }
 #endif
 
@@ -138,13 +113,12 @@ std::string names_of(const Keep& keep) {
 
 const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> kernels = {
-#ifdef MEGAMOE_CPU_X86
-      {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512() && has_avx512_bf16(),
-       multiply_nvfp4_x86<multiply_avx512>, multiply_f32_x86<multiply_f32_avx512_bf16, false>,
-       quantize_row_x86, &kAvx2Rows, kMaxPanels},
+#ifdef __x86_64__
+      {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
+       multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
       {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
        multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
-      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx2() && has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
+      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
        multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
       {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_nvfp4_x86<multiply_avx2>,
        multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},

@@ -6,11 +6,13 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "base/processor.h"
 #include "numerics/amax.h"
 #include "numerics/bf16.h"
 #include "numerics/four_over_six.h"
 #include "numerics/fp16.h"
 #include "numerics/nvfp4.h"
+#include "numerics/quantize_avx2.h"
 
 namespace megamoe {
 namespace {
@@ -24,8 +26,35 @@ std::int64_t rows_per_piece(std::int64_t cols) {
 constexpr float to_float(float x) { return x; }
 
 template <class T>
-void load_block(const T* in, float* x) {
-  for (int i = 0; i < kNvfp4Block; ++i) x[i] = to_float(in[i]);
+BlockCounts quantize_row(const T* x, float g, std::int64_t blocks, bool four_over_six, std::uint8_t* codes,
+                         std::uint8_t* scales) {
+#ifdef __x86_64__
+  if (!four_over_six && has_avx2()) return quantize_row_avx2(x, g, blocks, codes, scales);
+#endif
+  const auto quantize_block = four_over_six ? four_over_six_quantize_block : nvfp4_quantize_block;
+  BlockCounts counts;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    float values[kNvfp4Block];
+    for (int i = 0; i < kNvfp4Block; ++i) values[i] = to_float(x[b * kNvfp4Block + i]);
+    const Nvfp4Scale scale = quantize_block(values, g, codes + b * (kNvfp4Block / 2));
+    scales[b] = scale.code;
+    counts.saturated += scale.saturated;
+    counts.nonfinite += scale.code == kE4M3NaN;
+  }
+  return counts;
+}
+
+template <class T>
+float finite_amax(const T* x, std::int64_t count) {
+#ifdef __x86_64__
+  if (has_avx2()) return finite_amax_avx2(x, count);
+#endif
+  float a = 0.0f;
+  for (std::int64_t c = 0; c < count; ++c) {
+    const float m = magnitude(to_float(x[c]));
+    a = m > a && is_finite(m) ? m : a;
+  }
+  return a;
 }
 
 template <class T>
@@ -49,14 +78,8 @@ template <class T>
 std::vector<float> row_amax(const MatrixView<const T>& x) {
   std::vector<float> amax(static_cast<std::size_t>(x.rows), 0.0f);
   parallel_for(x.rows, rows_per_piece(x.cols), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      float a = 0.0f;
-      for (std::int64_t c = 0; c < x.cols; ++c) {
-        const float m = magnitude(to_float(x.row(r)[c]));
-        a = m > a && is_finite(m) ? m : a;
-      }
-      amax[static_cast<std::size_t>(r)] = a;
-    }
+    for (std::int64_t r = begin; r < end; ++r)
+      amax[static_cast<std::size_t>(r)] = finite_amax(x.row(r), x.cols);
   });
   return amax;
 }
@@ -95,25 +118,16 @@ Nvfp4Tensor quantize_matrix(MatrixView<const T> x, const QuantizeOptions& option
   out.codes.resize(static_cast<std::size_t>(checked_mul(x.rows, x.cols / 2)));
   out.scales.resize(static_cast<std::size_t>(checked_mul(x.rows, blocks)));
   const bool per_row = options.mode == QuantizeOptions::TensorScale::kRow;
-  const auto quantize_block = options.four_over_six ? four_over_six_quantize_block : nvfp4_quantize_block;
-
   std::atomic<std::int64_t> saturated{0}, nonfinite{0};
   parallel_for(x.rows, rows_per_piece(x.cols), [&](std::int64_t begin, std::int64_t end) {
-    std::int64_t saturated_here = 0, nonfinite_here = 0;
     for (std::int64_t r = begin; r < end; ++r) {
       const float g = out.tensor_scales[static_cast<std::size_t>(per_row ? r : 0)];
-      for (std::int64_t b = 0; b < blocks; ++b) {
-        const std::int64_t block = r * blocks + b;
-        float values[kNvfp4Block];
-        load_block(x.row(r) + b * kNvfp4Block, values);
-        const Nvfp4Scale scale = quantize_block(values, g, out.codes.data() + block * (kNvfp4Block / 2));
-        out.scales[static_cast<std::size_t>(block)] = scale.code;
-        saturated_here += scale.saturated;
-        nonfinite_here += scale.code == kE4M3NaN;
-      }
+      const BlockCounts counts =
+          quantize_row(x.row(r), g, blocks, options.four_over_six, out.codes.data() + r * (x.cols / 2),
+                       out.scales.data() + r * blocks);
+      saturated += counts.saturated;
+      nonfinite += counts.nonfinite;
     }
-    saturated += saturated_here;
-    nonfinite += nonfinite_here;
   });
   out.saturated_blocks = saturated;
   out.nonfinite_blocks = nonfinite;

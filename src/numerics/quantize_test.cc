@@ -11,8 +11,10 @@
 
 #include "base/parallel.h"
 #include "megamoe/error.h"
+#include "numerics/amax.h"
 #include "numerics/bf16.h"
 #include "numerics/fp16.h"
+#include "numerics/nvfp4.h"
 #include "numerics/oracle.h"
 
 namespace megamoe {
@@ -272,6 +274,47 @@ TEST(Quantize, SixteenBitInputsEqualTheirFP32Values) {
                  quantize(view(xb, 7, 80), options));
     expect_equal(quantize(MatrixView<const fp16>{h.data(), 7, 80}, options),
                  quantize(view(xh, 7, 80), options));
+  }
+}
+
+// Rows are quantised many blocks at a time where the processor can: no block may see where it stands in its
+// row, and none its neighbours' faults, zeros or sizes.
+TEST(Quantize, ARowOfAnyLengthIsItsBlocks) {
+  const Floats bits = {0.0f, -0.0f, 0x1p-149f, -0x1p-130f, 0x1p-126f, 1.0f, -6.0f, 448.0f, kMax, kNaN, -kInf};
+  for (const std::int64_t blocks : {1, 2, 7, 8, 9, 63, 64, 65, 71, 72, 130}) {
+    Floats x = random_values(blocks * 16, static_cast<std::uint64_t>(blocks));
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const std::uint64_t r = oracle::mix(static_cast<std::uint64_t>(b * 131 + blocks));
+      for (std::size_t i = 0; i < 16; ++i) {
+        float& v = x[static_cast<std::size_t>(b) * 16 + i];
+        v = r % 5 == 0 ? bits[(r / 5) % bits.size()] : std::ldexp(v, static_cast<int>(r / 7 % 40) - 30);
+        if (r % 11 == 0 && i == r / 11 % 16) v = bits[r / 176 % bits.size()];
+      }
+    }
+    for (const float g : {0.004f, 1.0f, 0x1p-149f, 0x1p-20f}) {
+      SCOPED_TRACE(::testing::Message() << blocks << " blocks under " << g);
+      Nvfp4Tensor expected;
+      expected.tensor_scales = {g};
+      expected.codes.resize(static_cast<std::size_t>(blocks) * 8);
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        const Nvfp4Scale scale = nvfp4_quantize_block(x.data() + b * 16, g, expected.codes.data() + b * 8);
+        expected.scales.push_back(scale.code);
+        expected.saturated_blocks += scale.saturated;
+        expected.nonfinite_blocks += scale.code == kE4M3NaN;
+      }
+      expect_equal(quantize(view(x, 1, blocks * 16), given(g)), expected);
+    }
+  }
+}
+
+TEST(Quantize, AnAmaxLooksAtEveryElementAndPastFaults) {
+  for (std::int64_t cols = 1; cols < 40; ++cols) {
+    for (std::int64_t at = 0; at < cols; ++at) {
+      Floats x(static_cast<std::size_t>(cols), -1.0f);
+      x[static_cast<std::size_t>(at)] = -3.0f;
+      x[static_cast<std::size_t>((at + 1) % cols)] = at % 2 == 0 ? kNaN : -kInf;
+      EXPECT_EQ(tensor_amax(view(x, 1, cols)), cols == 1 ? 0.0f : 3.0f) << at << " of " << cols;
+    }
   }
 }
 
