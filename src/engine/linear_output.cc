@@ -39,6 +39,9 @@ float representable_scale(float scale, Family family) {
 // Calls `body` with a view of the matrix: BF16 as it is, anything else as FP32.
 template <class Body>
 auto with_values(const ExpertMatrix& m, const Body& body) {
+  if (const bf16* values = view_bf16(m); values != nullptr) {
+    return body(MatrixView<const bf16>(values, m.rows, m.cols));
+  }
   if (m.encoding == Encoding::kDense && m.weight->info->dtype == DType::kBF16) {
     const std::vector<bf16> values = read_bf16(m);
     return body(MatrixView<const bf16>(values.data(), m.rows, m.cols));

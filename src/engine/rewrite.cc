@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/parallel.h"
 #include "checkpoint/safetensors_writer.h"
 #include "engine/staged_output.h"
 
@@ -137,18 +138,20 @@ void release_source(const Job& job) {
   }
 }
 
-// Writes what of `job` is not there yet; `skip` of its tensors are.
-void run_job(const Job& job, const LinearFormat& format, std::int64_t skip, SafetensorsWriter& writer,
-             RewriteReport& report) {
-  if (job.carried != nullptr) {
-    writer.write(job.carried->bytes());
-    return;
-  }
-  const LinearBytes made = make_tensors(*job.linear, format);
-  report.inexact_blocks += made.inexact_blocks;
-  report.saturated_blocks += made.saturated_blocks;
-  for (std::size_t i = static_cast<std::size_t>(skip); i < made.tensors.size(); ++i) {
-    writer.write(std::as_bytes(std::span(made.tensors[i])));
+constexpr std::int64_t kJobsOfThread = 8;          // made at a time,
+constexpr std::int64_t kBytesOfThread = 32 << 20;  // fewer where their sources are more than that
+
+// A job of which the first `skip` tensors are written, and what was made for it.
+struct MadeJob {
+  const Job* job;
+  std::int64_t skip;
+  LinearBytes bytes;
+};
+
+void write_made(const MadeJob& made, SafetensorsWriter& writer) {
+  if (made.job->carried != nullptr) return writer.write(made.job->carried->bytes());
+  for (auto i = static_cast<std::size_t>(made.skip); i < made.bytes.tensors.size(); ++i) {
+    writer.write(std::as_bytes(std::span(made.bytes.tensors[i])));
   }
 }
 
@@ -163,18 +166,49 @@ void write_or_discard(Output& output, const Work& work) {
   }
 }
 
+// As many jobs at a time as there are threads: one thread writes what was made before, in order, while the
+// others make the next tensors.
 void write_jobs(const Shard& shard, const LinearFormat& format, SafetensorsWriter& writer, Reporter& reporter,
                 RewriteReport& report) {
   std::int64_t there = writer.completed();
   report.resumed_tensors += there;
-  for (const Job& job : shard.jobs) {
-    const auto outputs = static_cast<std::int64_t>(job.outputs.size());
-    const std::int64_t skip = std::min(there, outputs);
-    there -= skip;
-    if (skip < outputs) run_job(job, format, skip, writer, report);
-    release_source(job);
-    reporter.done(job.source_bytes, job.outputs.front().name);
-  }
+  auto job = shard.jobs.begin();
+  std::vector<MadeJob> made, next;
+  do {
+    next.clear();
+    std::int64_t bytes = 0;
+    const std::int64_t threads = num_threads();
+    const auto room = [&] {
+      const std::int64_t count = std::ssize(next);
+      return count < threads || (count < threads * kJobsOfThread && bytes < threads * kBytesOfThread);
+    };
+    for (; job != shard.jobs.end() && room(); ++job) {
+      const std::int64_t skip = std::min(there, std::ssize(job->outputs));
+      there -= skip;
+      if (skip < std::ssize(job->outputs)) {
+        next.push_back({&*job, skip, {}});
+        bytes += job->source_bytes;
+      } else {
+        reporter.done(job->source_bytes, job->outputs.front().name);
+      }
+    }
+    parallel_for(std::ssize(next) + 1, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        if (i == 0) {
+          for (const MadeJob& m : made) write_made(m, writer);
+        } else if (MadeJob& m = next[static_cast<std::size_t>(i - 1)]; m.job->linear != nullptr) {
+          m.bytes = make_tensors(*m.job->linear, format);
+        }
+      }
+    });
+    for (const MadeJob& m : made) {
+      report.inexact_blocks += m.bytes.inexact_blocks;
+      report.saturated_blocks += m.bytes.saturated_blocks;
+      release_source(*m.job);
+      reporter.done(m.job->source_bytes, m.job->outputs.front().name);
+    }
+    std::swap(made, next);
+  } while (!made.empty());
   writer.finish();
 }
 
