@@ -1,5 +1,7 @@
-// aligned_buffer.h: owned memory on cache-line boundaries.
+// aligned_buffer.h: owned memory on cache-line boundaries, where it is large in huge pages.
 #pragma once
+
+#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +14,10 @@
 namespace megamoe {
 
 inline constexpr std::int64_t kCacheLine = 64;
+inline constexpr std::int64_t kHugePage = 2 << 20;
 
-// `count` elements of T at a 64-byte boundary. The content is whatever the memory held.
+// `count` elements of T at a 64-byte boundary. The content is whatever the memory held. From two huge pages
+// on the system is asked for those: there are fewer pages to make and to look up.
 template <class T>
 class AlignedBuffer {
  public:
@@ -21,9 +25,12 @@ class AlignedBuffer {
   explicit AlignedBuffer(std::int64_t count) : count_(count) {
     const std::int64_t bytes = checked_mul(count, sizeof(T));
     if (bytes == 0) return;
-    const std::int64_t rounded = checked_add(bytes, kCacheLine - 1) / kCacheLine * kCacheLine;
-    data_.reset(static_cast<T*>(std::aligned_alloc(kCacheLine, static_cast<std::size_t>(rounded))));
+    const bool huge = bytes >= 2 * kHugePage;
+    const std::int64_t unit = huge ? kHugePage : kCacheLine;
+    const auto rounded = static_cast<std::size_t>(checked_add(bytes, unit - 1) / unit * unit);
+    data_.reset(static_cast<T*>(std::aligned_alloc(static_cast<std::size_t>(unit), rounded)));
     if (!data_) fail(ErrorCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
+    if (huge) madvise(data_.get(), rounded, MADV_HUGEPAGE);  // a wish: without, all works as well
   }
 
   T* data() const { return data_.get(); }

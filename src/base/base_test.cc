@@ -50,7 +50,7 @@ TEST(Check, SizesDoNotWrapAround) {
 }
 
 TEST(AlignedBuffer, IsAlignedAndMoves) {
-  for (const std::int64_t count : {1, 3, 16, 17, 1000}) {
+  for (const std::int64_t count : {1, 3, 16, 17, 1000, (1 << 20) + 1}) {
     AlignedBuffer<float> buffer(count);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % kCacheLine, 0u);
     EXPECT_EQ(buffer.size(), count);

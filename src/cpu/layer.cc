@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/parallel.h"
 #include "cpu/codecs.h"
@@ -23,8 +24,21 @@ namespace {
 struct PackedExpert {
   PackedMatrix gate, up, down;
 
-  explicit PackedExpert(const ExpertWeights& w) : up(w.up, w.up_bias), down(w.down, w.down_bias) {
-    if (w.gate.rows != 0) gate = PackedMatrix(w.gate, w.gate_bias);
+  // Into bytes_of(w) bytes at `memory`.
+  PackedExpert(const ExpertWeights& w, std::uint8_t* memory) {
+    if (w.gate.rows != 0) gate = PackedMatrix(w.gate, w.gate_bias, memory);
+    memory += lines_of(w.gate);
+    up = PackedMatrix(w.up, w.up_bias, memory);
+    down = PackedMatrix(w.down, w.down_bias, memory + lines_of(w.up));
+  }
+  static std::int64_t bytes_of(const ExpertWeights& w) {
+    return checked_add(checked_add(lines_of(w.gate), lines_of(w.up)), lines_of(w.down));
+  }
+
+ private:
+  // In whole cache lines.
+  static std::int64_t lines_of(const WeightMatrix& matrix) {
+    return (PackedMatrix::bytes_of(matrix) + kCacheLine - 1) / kCacheLine * kCacheLine;
   }
 };
 
@@ -189,16 +203,24 @@ class CpuLayer final : public PreparedLayer {
         config_(weights.config),
         name_(weights.name),
         shared_activation_(weights.shared.activation) {
+    // All in one piece of memory, which then is in huge pages.
+    std::vector<std::int64_t> offsets = {0};
+    for (const ExpertWeights& w : weights.experts) {
+      offsets.push_back(checked_add(offsets.back(), PackedExpert::bytes_of(w)));
+    }
+    const bool shared = weights.shared.present;
+    memory_ = AlignedBuffer<std::uint8_t>(
+        checked_add(offsets.back(), shared ? PackedExpert::bytes_of(weights.shared.weights) : 0));
     experts_.resize(weights.experts.size());
     const auto pack = [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t e = begin; e < end; ++e) {
         const auto i = static_cast<std::size_t>(e);
-        experts_[i] = std::make_unique<const PackedExpert>(weights.experts[i]);
+        experts_[i] = std::make_unique<const PackedExpert>(weights.experts[i], memory_.data() + offsets[i]);
       }
     };
     parallel_for(static_cast<std::int64_t>(experts_.size()), 1, pack);
-    if (!weights.shared.present) return;
-    shared_ = std::make_unique<const PackedExpert>(weights.shared.weights);
+    if (!shared) return;
+    shared_ = std::make_unique<const PackedExpert>(weights.shared.weights, memory_.data() + offsets.back());
     if (weights.shared.gate != nullptr) {
       shared_gate_.assign(weights.shared.gate, weights.shared.gate + config_.hidden);
     }
@@ -287,6 +309,7 @@ class CpuLayer final : public PreparedLayer {
   const Kernel& kernel_;
   LayerConfig config_;
   std::string name_;
+  AlignedBuffer<std::uint8_t> memory_;  // of all packed weights
   std::vector<std::unique_ptr<const PackedExpert>> experts_;
   std::unique_ptr<const PackedExpert> shared_;  // null where there is none
   ActivationConfig shared_activation_;

@@ -54,20 +54,29 @@ void pack_nvfp4_panel(const WeightMatrix& w, std::int64_t row, std::uint8_t* out
 
 }  // namespace
 
-PackedMatrix::PackedMatrix(const WeightMatrix& matrix, const float* bias)
+std::int64_t PackedMatrix::bytes_of(const WeightMatrix& matrix) {
+  return checked_mul(checked_mul(matrix.rows / kPanel, matrix.cols / kNvfp4Block),
+                     block_bytes(matrix.format));
+}
+
+PackedMatrix::PackedMatrix(const WeightMatrix& matrix, const float* bias, std::uint8_t* memory)
     : format_(matrix.format),
       rows_(matrix.rows),
       cols_(matrix.cols),
       tensor_scale_(matrix.format == WeightFormat::kNvfp4 ? matrix.tensor_scale : 1.0f) {
+  if (memory == nullptr) {
+    own_ = AlignedBuffer<std::uint8_t>(bytes_of(matrix));
+    memory = own_.data();
+  }
+  data_ = memory;
   const std::int64_t panels = rows_ / kPanel, blocks = cols_ / kNvfp4Block;
-  data_ = AlignedBuffer<std::uint8_t>(checked_mul(checked_mul(panels, blocks), block_bytes(format_)));
   for (std::int64_t panel = 0; panel < panels; ++panel) {
     if (format_ == WeightFormat::kNvfp4) {
-      pack_nvfp4_panel(matrix, panel * kPanel, data_.data() + panel * blocks * kPackedBlockBytes);
+      pack_nvfp4_panel(matrix, panel * kPanel, memory + panel * blocks * kPackedBlockBytes);
       continue;
     }
     for (std::int64_t block = 0; block < blocks; ++block) {
-      std::uint8_t* out = data_.data() + (panel * blocks + block) * block_bytes(format_);
+      std::uint8_t* out = memory + (panel * blocks + block) * block_bytes(format_);
       const std::int64_t first = panel * kPanel * cols_ + block * kNvfp4Block;
       if (format_ == WeightFormat::kF32) {
         pack_block(matrix.f32 + first, cols_, out);
@@ -83,7 +92,7 @@ PackedMatrix::PackedMatrix(const WeightMatrix& matrix, const float* bias)
 }
 
 const std::uint8_t* PackedMatrix::at(std::int64_t panel, std::int64_t column) const {
-  return data_.data() + (panel * (cols_ / kNvfp4Block) + column / kNvfp4Block) * block_bytes(format_);
+  return data_ + (panel * (cols_ / kNvfp4Block) + column / kNvfp4Block) * block_bytes(format_);
 }
 
 }  // namespace megamoe::cpu

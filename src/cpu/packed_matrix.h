@@ -46,7 +46,10 @@ void for_each_packed_block(Byte* packed, std::int64_t blocks, const Body& body) 
 class PackedMatrix {
  public:
   PackedMatrix() = default;
-  PackedMatrix(const WeightMatrix& matrix, const float* bias);  // copies both
+  // Copies both; the matrix into bytes_of(matrix) bytes at `memory`, on a cache line, or into memory of its
+  // own.
+  PackedMatrix(const WeightMatrix& matrix, const float* bias, std::uint8_t* memory = nullptr);
+  static std::int64_t bytes_of(const WeightMatrix& matrix);
 
   WeightFormat format() const { return format_; }
   std::int64_t rows() const { return rows_; }
@@ -61,7 +64,8 @@ class PackedMatrix {
   std::int64_t rows_ = 0;
   std::int64_t cols_ = 0;
   float tensor_scale_ = 1.0f;
-  AlignedBuffer<std::uint8_t> data_;
+  const std::uint8_t* data_ = nullptr;
+  AlignedBuffer<std::uint8_t> own_;
   AlignedBuffer<float> bias_;
 };
 
