@@ -158,9 +158,12 @@ const char* floor_of(const BenchReport& report, const BenchResult& result) {
 
 std::string to_text(const BenchReport& report, const Options& options) {
   double flops = 0, payload = 0;
+  bool rates = false;  // measured along with the passes
   for (const BenchResult& r : report.results) {
-    flops = std::max(flops, r.flops_per_second());
-    payload = std::max(payload, r.payload_per_second());
+    const BenchRates own = r.median_rates();
+    rates = rates || own.bandwidth > 0;
+    flops = std::max({flops, r.flops_per_second(), own.flops});
+    payload = std::max({payload, r.payload_per_second(), own.bandwidth});
   }
   const Unit flops_unit = unit_of(flops), bytes_unit = unit_of(std::max(payload, report.machine.bandwidth));
   std::string text =
@@ -182,27 +185,47 @@ std::string to_text(const BenchReport& report, const Options& options) {
   double error = 0;
   for (const Group& group : by_model(report)) {
     text += fmt::format("\n{}: {}\n", group[0]->model, layer_text(*group[0]));
-    Table table({"activations", ">tokens", ">experts used", ">time us",
-                 fmt::format(">{}FLOP/s", flops_unit.prefix),
-                 fmt::format(">payload {}B/s", bytes_unit.prefix), ">floor us", "of", ">reached", ""});
+    std::vector<std::string> heads = {"activations",
+                                      ">tokens",
+                                      ">experts used",
+                                      ">time us",
+                                      fmt::format(">{}FLOP/s", flops_unit.prefix),
+                                      fmt::format(">payload {}B/s", bytes_unit.prefix)};
+    if (rates) {
+      heads.push_back(fmt::format(">peak {}FLOP/s", flops_unit.prefix));
+      heads.push_back(fmt::format(">memory {}B/s", bytes_unit.prefix));
+    }
+    heads.insert(heads.end(), {">floor us", "of", ">reached", ""});
+    Table table(heads);
     for (const BenchResult* r : group) {
       const double us = r->median_seconds() * 1e6, floor_us = report.floor_seconds(*r) * 1e6;
-      table.add({std::string(to_string(r->activations)), fmt::format("{}", r->tokens),
-                 fmt::format("{:.4g}", r->experts_used), fmt::format("{:.1f}", us),
-                 rate_text(r->flops_per_second(), flops_unit), rate_text(r->payload_per_second(), bytes_unit),
-                 fmt::format("{:.1f}", floor_us), floor_of(report, *r),
-                 fmt::format("{:.1f} %", 100 * floor_us / us), r->warm ? "warm" : ""});
+      std::vector<std::string> cells = {
+          std::string(to_string(r->activations)),       fmt::format("{}", r->tokens),
+          fmt::format("{:.4g}", r->experts_used),       fmt::format("{:.1f}", us),
+          rate_text(r->flops_per_second(), flops_unit), rate_text(r->payload_per_second(), bytes_unit)};
+      if (rates) {
+        const BenchRates own = r->median_rates();
+        cells.push_back(own.flops > 0 ? rate_text(own.flops, flops_unit) : "");
+        cells.push_back(rate_text(own.bandwidth, bytes_unit));
+      }
+      cells.insert(cells.end(), {fmt::format("{:.1f}", floor_us), floor_of(report, *r),
+                                 fmt::format("{:.1f} %", 100 * floor_us / us), r->warm ? "warm" : ""});
+      table.add(cells);
       warm = warm || r->warm;
       checked += r->checked_rows;
       error = std::max(error, r->checked_error);
     }
     text += table.text();
   }
-  text += report.machine.flops > 0 ? "\ntime is the median; the floor is the longer of reading the weights "
-                                     "of the experts used and computing\n"
-                                   : "\ntime is the median; the floor is reading the weights of the experts "
-                                     "used; that of computing was not "
-                                     "measured\n";
+  const bool computes = std::any_of(report.results.begin(), report.results.end(),
+                                    [&](const BenchResult& r) { return report.compute_seconds(r) > 0; });
+  text +=
+      computes
+          ? "\ntime is the median; the floor is the longer of reading the weights of the experts used and "
+            "computing\n"
+          : "\ntime is the median; the floor is reading the weights of the experts used; that of computing "
+            "was not measured\n";
+  if (rates) text += "peak and memory are what products alone and reading reached between the measurements\n";
   if (warm) text += "warm: too few experts to push their weights out of the cache between two uses\n";
   text += fmt::format(
       "checked before timing: finite outputs, equal bits of two passes, {}\n",
@@ -226,6 +249,11 @@ json to_json(const BenchReport& report, const Options& options) {
               {"results", json::array()}};
   for (const BenchResult& r : report.results) {
     const double floor = report.floor_seconds(r);
+    json bandwidths = json::array(), peaks = json::array();
+    for (const BenchRates& rates : r.rates) {
+      if (rates.bandwidth > 0) bandwidths.push_back(rates.bandwidth);
+      if (rates.flops > 0) peaks.push_back(rates.flops);
+    }
     out["results"].push_back({{"model", r.model},
                               {"hidden", r.config.hidden},
                               {"intermediate", r.config.intermediate},
@@ -244,6 +272,8 @@ json to_json(const BenchReport& report, const Options& options) {
                               {"flops_per_second", r.flops_per_second()},
                               {"weight_bytes", r.weight_bytes},
                               {"payload_bytes_per_second", r.payload_per_second()},
+                              {"all_bandwidths", bandwidths},
+                              {"all_peak_flops", peaks},
                               {"floor_seconds", floor},
                               {"floor_of", floor_of(report, r)},
                               {"percent_of_floor", 100 * floor / r.median_seconds()},

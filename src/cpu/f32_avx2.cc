@@ -40,19 +40,18 @@ struct F32Avx2 : Ymm {
     return _mm256_castps_si256(bf16(p + step * kRowsOfPanel * 2));
   }
 
-  static void store_floats(std::uint32_t* p, Floats v) { store_ints(p, _mm256_castps_si256(v)); }
-  static void words_of_bf16(const std::uint8_t* p, std::uint32_t* out) {
+  static void store_floats(std::int32_t* p, Floats v) { store_ints(p, _mm256_castps_si256(v)); }
+  static void words_of_bf16(const std::uint8_t* p, std::int32_t* out) {
     store_floats(out, bf16(p));
     store_floats(out + 8, bf16(p + 16));
   }
-  static void words_of_e4m3(const std::uint8_t* p, std::uint32_t* out) {
+  static void words_of_e4m3(const std::uint8_t* p, std::int32_t* out) {
     store_floats(out, multiply(e4m3(p), broadcast(0x1p8f)));
     store_floats(out + 8, multiply(e4m3(p + 8), broadcast(0x1p8f)));
   }
 
   static Ints load_ints(const std::uint8_t* p) { return bytes(p); }
   static void store_ints(void* p, Ints v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
-  static Ints broadcast_word(const std::uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
   static Floats accumulate(Floats acc, Ints w, Ints x) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_castsi256_ps(x), acc);
   }
@@ -61,5 +60,6 @@ struct F32Avx2 : Ymm {
 }  // namespace
 
 void multiply_f32_avx2(const F32Slab& slab) { multiply<F32Avx2>(slab); }
+std::int64_t only_products_f32_avx2(std::int64_t rounds) { return only_products<F32Avx2>(rounds); }
 
 }  // namespace megamoe::cpu

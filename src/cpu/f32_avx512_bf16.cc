@@ -57,27 +57,29 @@ struct F32Avx512Bf16 : Zmm {
   }
 
   // 16 columns of 16 bits, each 8 in the order of the steps.
-  static void store_words(__m256i columns, std::uint32_t* out) {
+  static void store_words(__m256i columns, std::int32_t* out) {
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shuffle_epi8(columns, order));
   }
-  static void words_of_bf16(const std::uint8_t* p, std::uint32_t* out) {
+  static void words_of_bf16(const std::uint8_t* p, std::int32_t* out) {
     store_words(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), out);
   }
-  static void words_of_e4m3(const std::uint8_t* p, std::uint32_t* out) {
+  static void words_of_e4m3(const std::uint8_t* p, std::int32_t* out) {
     const Ints values = _mm512_castps_si512(multiply(e4m3(p), broadcast(0x1p8f)));
     store_words(_mm512_cvtepi32_epi16(_mm512_srli_epi32(values, 16)), out);
   }
 
   static Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
   static void store_ints(void* p, Ints v) { _mm512_storeu_si512(p, v); }
-  static Ints broadcast_word(const std::uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
   static Floats accumulate(Floats acc, Ints w, Ints x) { return dot(acc, w, x); }
 };
 
 }  // namespace
 
 void multiply_f32_avx512_bf16(const F32Slab& slab) { multiply<F32Avx512Bf16>(slab); }
+std::int64_t only_products_f32_avx512_bf16(std::int64_t rounds) {
+  return only_products<F32Avx512Bf16>(rounds);
+}
 
 }  // namespace megamoe::cpu

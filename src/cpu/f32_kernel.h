@@ -18,7 +18,7 @@
 //   step_of_bf16           likewise, of BF16
 //   words_of_bf16, words_of_e4m3  16 columns of x
 //   accumulate(acc, w, x)  acc + w * x
-//   load_ints, store_ints, broadcast_word
+//   load_ints, store_ints
 #pragma once
 
 #include "cpu/f32_slab.h"
@@ -83,8 +83,8 @@ template <class V>
 struct ExpandedX {
   static constexpr std::int64_t kRowWords = kHalvesOfGroup * V::kSteps;  // of a group
   std::int64_t rows;
-  std::uint32_t* words;  // [groups, rows, kRowWords]
-  float* factors;        // [groups, rows]
+  std::int32_t* words;  // [groups, rows, kRowWords]
+  float* factors;       // [groups, rows]
 };
 
 template <class V>
@@ -92,7 +92,7 @@ void expand(const F32Slab& slab, std::int64_t first_block, std::int64_t blocks, 
   for (std::int64_t i = 0; i < slab.rows; ++i) {
     for (std::int64_t b = 0; b < blocks; ++b) {
       const std::int64_t at = b / kGroup * slab.rows + i;
-      std::uint32_t* words = out.words + at * ExpandedX<V>::kRowWords + b % kGroup * 2 * V::kSteps;
+      std::int32_t* words = out.words + at * ExpandedX<V>::kRowWords + b % kGroup * 2 * V::kSteps;
       const std::int64_t column = (first_block + b) * 16;
       if (slab.x_factors == nullptr) {
         V::words_of_bf16(slab.x[i] + column * 2, words);
@@ -120,7 +120,7 @@ void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64
       for (auto& v : row) v = V::broadcast(0.0f);
     }
   }
-  const std::uint32_t* words = x.words + (group * x.rows + first) * kRowWords;
+  const std::int32_t* words = x.words + (group * x.rows + first) * kRowWords;
   for (std::int64_t b = 0; b < blocks; ++b) {
     typename Source::Block weights[kGroups][kVectors];
 #pragma GCC unroll 64
@@ -141,7 +141,7 @@ void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64
           for (int v = 0; v < kVectors; ++v) w[v] = Source::step(weights[g][v], half, step);
 #pragma GCC unroll 64
           for (int i = 0; i < kRows; ++i) {
-            const typename V::Ints value = V::broadcast_word(words + (g * x.rows + i) * kRowWords + step);
+            const typename V::Ints value = V::broadcast(words[(g * x.rows + i) * kRowWords + step]);
 #pragma GCC unroll 64
             for (int v = 0; v < kVectors; ++v) acc[g][i][v] = V::accumulate(acc[g][i][v], w[v], value);
           }
@@ -265,6 +265,23 @@ void multiply(const F32Slab& slab) {
       }
     }
   }
+}
+
+// As in nvfp4_kernel.h.
+template <class V>
+std::int64_t only_products(std::int64_t rounds) {
+  constexpr int kSums = 12;
+  typename V::Floats sums[kSums];
+  typename V::Ints w = V::broadcast(0);
+  const typename V::Ints x = w;
+  for (auto& v : sums) v = V::broadcast(0.0f);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    V::keep(w);
+#pragma GCC unroll 12
+    for (auto& v : sums) v = V::accumulate(v, w, x);
+  }
+  for (auto& v : sums) V::keep(v);
+  return rounds * kSums * V::kLanes * (8 / V::kSteps) * 2;
 }
 
 }  // namespace

@@ -28,11 +28,15 @@ struct F32Slab {
   const std::uint8_t* const* x;  // [rows], of 16 * blocks BF16 each; of as many E4M3, where there are factors
   const float* const* x_factors;  // [rows], of a scale for each 128 columns; or null
   std::int64_t rows;              // 1 to 128
-  std::uint32_t* scratch;         // [kExpandedWords + kExpandedFactors]
+  std::int32_t* scratch;          // [kExpandedWords + kExpandedFactors]
   float* sums;                    // out: [num_panels, rows, 16]
 };
 
 void multiply_f32_avx2(const F32Slab& slab);
 void multiply_f32_avx512_bf16(const F32Slab& slab);  // no panel in kF32
+
+// As in nvfp4_slab.h.
+std::int64_t only_products_f32_avx2(std::int64_t rounds);
+std::int64_t only_products_f32_avx512_bf16(std::int64_t rounds);
 
 }  // namespace megamoe::cpu

@@ -55,7 +55,7 @@ void multiply_nvfp4_x86(const Sums& sums) {
 
 template <void (*kMultiply)(const F32Slab&), bool kHasF32>
 void multiply_f32_x86(const Sums& sums) {
-  thread_local AlignedBuffer<std::uint32_t> scratch(kExpandedWords + kExpandedFactors);
+  thread_local AlignedBuffer<std::int32_t> scratch(kExpandedWords + kExpandedFactors);
   const Slab& slab = sums.slab;
   const ActivationRows& x = *slab.x;
   const bool fp8 = x.format == ActivationFormat::kFp8;
@@ -115,16 +115,20 @@ const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> kernels = {
 #ifdef __x86_64__
       {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
-       multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
+       multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
+       only_products_f32_avx512_bf16, kMaxPanels},
       {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
+       only_products_f32_avx2, kMaxPanels},
       {"avx-vnni", "AVX2 with AVX-VNNI", has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx_vnni,
+       only_products_f32_avx2, kMaxPanels},
       {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_nvfp4_x86<multiply_avx2>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, kMaxPanels},
+       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx2,
+       only_products_f32_avx2, kMaxPanels},
 #endif
-      {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, &kPortableRows,
-       kUsualPanels}};
+      {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, &kPortableRows, nullptr,
+       nullptr, kUsualPanels}};
   return kernels;
 }
 

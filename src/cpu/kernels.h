@@ -20,6 +20,11 @@ struct Kernel {
   std::int64_t (*quantize_row)(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                                std::uint8_t* scales);  // as in codecs.h
   const Rows* rows = nullptr;
+  // Only the products of multiply_nvfp4, of multiply_f32 with NVFP4 weights, in registers: the rate that
+  // bounds them. Return the multiplications and additions of some rounds. Null where the compiler chooses
+  // instructions.
+  std::int64_t (*only_products_nvfp4)(std::int64_t rounds) = nullptr;
+  std::int64_t (*only_products_f32)(std::int64_t rounds) = nullptr;
   std::int64_t panels = 0;  // of a slab, of all its matrices, at best
 };
 

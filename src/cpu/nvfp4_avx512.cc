@@ -8,10 +8,8 @@ namespace {
 struct Avx512 : Zmm {
   static constexpr int kTile = 16;
 
-  static Ints dot(const Ints (&w)[4], const std::uint8_t* x, std::int32_t correction) {
-    const auto* columns = reinterpret_cast<const std::int32_t*>(x);
-    Ints sum = _mm512_set1_epi32(correction);
-    for (int j = 0; j < 4; ++j) sum = _mm512_dpbusd_epi32(sum, w[j], _mm512_set1_epi32(columns[j]));
+  static Ints dot(const Ints (&w)[4], const Ints (&x)[4], Ints sum) {
+    for (int j = 0; j < 4; ++j) sum = _mm512_dpbusd_epi32(sum, w[j], x[j]);
     return sum;
   }
 };
@@ -19,5 +17,6 @@ struct Avx512 : Zmm {
 }  // namespace
 
 void multiply_avx512(const Nvfp4Slab& slab) { multiply<Avx512>(slab); }
+std::int64_t only_products_avx512(std::int64_t rounds) { return only_products<Avx512>(rounds); }
 
 }  // namespace megamoe::cpu

@@ -8,10 +8,8 @@ namespace {
 struct AvxVnni : Ymm {
   static constexpr int kTile = 8;
 
-  static Ints dot(const Ints (&w)[4], const std::uint8_t* x, std::int32_t correction) {
-    const auto* columns = reinterpret_cast<const std::int32_t*>(x);
-    Ints sum = _mm256_set1_epi32(correction);
-    for (int j = 0; j < 4; ++j) sum = _mm256_dpbusd_avx_epi32(sum, w[j], _mm256_set1_epi32(columns[j]));
+  static Ints dot(const Ints (&w)[4], const Ints (&x)[4], Ints sum) {
+    for (int j = 0; j < 4; ++j) sum = _mm256_dpbusd_avx_epi32(sum, w[j], x[j]);
     return sum;
   }
 };
@@ -19,5 +17,6 @@ struct AvxVnni : Ymm {
 }  // namespace
 
 void multiply_avx_vnni(const Nvfp4Slab& slab) { multiply<AvxVnni>(slab); }
+std::int64_t only_products_avx_vnni(std::int64_t rounds) { return only_products<AvxVnni>(rounds); }
 
 }  // namespace megamoe::cpu

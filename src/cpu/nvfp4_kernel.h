@@ -11,7 +11,7 @@
 //
 // A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
 //   kTile                  rows of x that share a load of the weights
-//   dot(w, x, correction)  4 columns of each of w[4] times the 16 bytes at x, plus the correction
+//   dot(w, x, correction)  4 columns of each of w[4] times those of x[4], plus the correction
 #pragma once
 
 #include "cpu/nvfp4_slab.h"
@@ -71,7 +71,10 @@ class Accumulators {
     const std::int32_t* corrections = reinterpret_cast<const std::int32_t*>(x + kRows * 20);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const typename V::Ints dot = V::dot(weights.w, x + i * 16, corrections[i]);
+      const auto* columns = reinterpret_cast<const std::int32_t*>(x + i * 16);
+      const typename V::Ints values[4] = {V::broadcast(columns[0]), V::broadcast(columns[1]),
+                                          V::broadcast(columns[2]), V::broadcast(columns[3])};
+      const typename V::Ints dot = V::dot(weights.w, values, V::broadcast(corrections[i]));
       acc_[i] =
           V::multiply_add(V::to_float(dot), V::multiply(weights.scales, V::broadcast(x_scales[i])), acc_[i]);
     }
@@ -181,6 +184,25 @@ void multiply(const Nvfp4Slab& slab) {
       }
     }
   }
+}
+
+// `rounds` rounds of the products alone, out of registers; returns the multiplications and additions.
+template <class V>
+std::int64_t only_products(std::int64_t rounds) {
+  constexpr int kSums = 4;
+  typename V::Ints sums[kSums], w[4], x[4];
+  for (auto& v : sums) v = V::broadcast(0);
+  for (int j = 0; j < 4; ++j) w[j] = x[j] = V::broadcast(0);
+  for (auto& v : w) V::keep(v);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 4
+    for (auto& sum : sums) {
+      for (auto& v : x) V::keep(v);
+      sum = V::dot(w, x, sum);
+    }
+  }
+  for (auto& v : sums) V::keep(v);
+  return rounds * kSums * V::kLanes * 16 * 2;
 }
 
 }  // namespace

@@ -29,4 +29,10 @@ void multiply_avx512(const Nvfp4Slab& slab);
 void multiply_avx_vnni(const Nvfp4Slab& slab);
 void multiply_avx2(const Nvfp4Slab& slab);
 
+// Only the products, in registers, as often as makes `rounds`: the rate that bounds a kernel. Returns the
+// multiplications and additions.
+std::int64_t only_products_avx512(std::int64_t rounds);
+std::int64_t only_products_avx_vnni(std::int64_t rounds);
+std::int64_t only_products_avx2(std::int64_t rounds);
+
 }  // namespace megamoe::cpu

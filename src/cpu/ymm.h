@@ -39,10 +39,15 @@ struct Ymm {
 
   static Floats to_float(Ints v) { return _mm256_cvtepi32_ps(v); }
   static Floats broadcast(float x) { return _mm256_set1_ps(x); }
+  static Ints broadcast(std::int32_t x) { return _mm256_set1_epi32(x); }
   static Floats load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
   static Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+
+  // The compiler must have v in a register here and knows nothing of it afterwards.
+  static void keep(Ints& v) { asm volatile("" : "+x"(v)); }
+  static void keep(Floats& v) { asm volatile("" : "+x"(v)); }
 };
 
 }  // namespace

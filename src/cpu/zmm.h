@@ -35,10 +35,14 @@ struct Zmm {
 
   static Floats to_float(Ints v) { return _mm512_cvtepi32_ps(v); }
   static Floats broadcast(float x) { return _mm512_set1_ps(x); }
+  static Ints broadcast(std::int32_t x) { return _mm512_set1_epi32(x); }
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
   static Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+
+  static void keep(Ints& v) { asm volatile("" : "+v"(v)); }
+  static void keep(Floats& v) { asm volatile("" : "+v"(v)); }
 };
 
 }  // namespace

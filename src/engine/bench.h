@@ -29,10 +29,15 @@ struct BenchReport {
   std::vector<BenchResult> results;  // by model, then format, then tokens
 
   // What a pass takes at least: to read the weights of the experts used once at the measured bandwidth, or to
-  // multiply at the measured rate, whichever is longer; the latter is 0 where no rate was measured.
-  double memory_seconds(const BenchResult& result) const { return result.weight_bytes / machine.bandwidth; }
+  // multiply at the measured rate, whichever is longer; the latter is 0 where no rate was measured. What was
+  // measured along with the passes counts before what was measured once.
+  double memory_seconds(const BenchResult& result) const {
+    const double bandwidth = result.median_rates().bandwidth;
+    return result.weight_bytes / (bandwidth > 0 ? bandwidth : machine.bandwidth);
+  }
   double compute_seconds(const BenchResult& result) const {
-    return machine.flops > 0 ? result.flops / machine.flops : 0;
+    const double own = result.median_rates().flops, flops = own > 0 ? own : machine.flops;
+    return flops > 0 ? result.flops / flops : 0;
   }
   double floor_seconds(const BenchResult& result) const {
     return std::max(memory_seconds(result), compute_seconds(result));

@@ -71,6 +71,16 @@ Passes draw_passes(const LayerConfig& config, RoutingKind kind, std::int64_t tok
 
 double BenchResult::median_seconds() const { return median(seconds); }
 
+BenchRates BenchResult::median_rates() const {
+  if (rates.empty()) return {};
+  std::vector<double> bandwidths, flops_per_second;
+  for (const BenchRates& r : rates) {
+    bandwidths.push_back(r.bandwidth);
+    flops_per_second.push_back(r.flops);
+  }
+  return {median(bandwidths), median(flops_per_second)};
+}
+
 std::int64_t nvfp4_bytes(const LayerConfig& config) {
   return checked_mul(checked_mul(config.hidden, config.intermediate) / 16, 9);
 }
@@ -121,6 +131,7 @@ BenchResult LayerBench::time(std::int64_t tokens) {
     const double seconds = target_.time();
     total += seconds;
     result.seconds.push_back(seconds / static_cast<double>(result.passes));
+    result.rates.push_back(target_.rates());
   }
   if (target_.y() != last) wrong(result, "the timed passes gave other bits than an untimed one");
   return result;

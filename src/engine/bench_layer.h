@@ -18,12 +18,13 @@ struct BenchResult {
   LayerConfig config;  // with the experts that were run
   ActivationFormat activations = ActivationFormat::kBf16;
   std::int64_t tokens = 0;
-  std::int64_t rows = 0;        // of the GEMMs: tokens * top_k
-  double experts_used = 0;      // that got a token, of a pass
-  std::int64_t passes = 0;      // of a measurement
-  std::vector<double> seconds;  // of a pass, one for each measurement
-  double flops = 0;             // of a pass, multiplications and additions in both GEMMs
-  double weight_bytes = 0;      // of the experts used in a pass, 4.5 bits for each weight
+  std::int64_t rows = 0;          // of the GEMMs: tokens * top_k
+  double experts_used = 0;        // that got a token, of a pass
+  std::int64_t passes = 0;        // of a measurement
+  std::vector<double> seconds;    // of a pass, one for each measurement
+  std::vector<BenchRates> rates;  // of the machine, right after each measurement
+  double flops = 0;               // of a pass, multiplications and additions in both GEMMs
+  double weight_bytes = 0;        // of the experts used in a pass, 4.5 bits for each weight
   // Some weights may have come from a cache: the machine's caches hold more than a quarter of what is read
   // between two uses of an expert.
   bool warm = false;
@@ -33,6 +34,7 @@ struct BenchResult {
   double checked_error = 0;
 
   double median_seconds() const;
+  BenchRates median_rates() const;
   double flops_per_second() const { return flops / median_seconds(); }
   double payload_per_second() const { return weight_bytes / median_seconds(); }  // bytes
 };

@@ -19,6 +19,12 @@ struct BenchMachine {
   std::string flops_of;          // what was measured, or empty
 };
 
+// What the machine does at some moment; 0 where that was not measured.
+struct BenchRates {
+  double bandwidth = 0;  // bytes per second
+  double flops = 0;      // multiplications and additions in a second
+};
+
 // Tokens and the routings of the passes that are timed in a row.
 struct BenchInputs {
   std::int64_t tokens = 0;
@@ -42,6 +48,9 @@ class BenchTarget {
   virtual std::vector<bf16> run(std::size_t pass, int poison) = 0;
   // Runs all passes in a row; seconds.
   virtual double time() = 0;
+  // Measures in little time what bounds the passes: on a machine that others use, too, it changes from one
+  // moment to the next. Nothing where it does not.
+  virtual BenchRates rates() { return {}; }
   // y [tokens, H] of the pass that ran last.
   virtual std::vector<bf16> y() const = 0;
 };

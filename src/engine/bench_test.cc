@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 
+#include "cpu/kernels.h"
 #include "engine/backends.h"
 #include "engine/bench_inputs.h"
 #include "engine/bench_layer.h"
@@ -350,6 +351,20 @@ TEST(BenchTargets, MeasureTheMachine) {
   }
 }
 
+TEST(LayerBenchTest, MeasuresTheMachineAlongWithTheHost) {
+  for (const std::string backend : {"ref", "cpu"}) {
+    const std::unique_ptr<BenchTarget> target = host_bench_target();
+    const BenchResult result = small_bench(*target, ActivationFormat::kNvfp4, 3, 0, backend).time(2);
+    ASSERT_EQ(result.rates.size(), 3u);
+    for (const BenchRates& rates : result.rates) {
+      EXPECT_GT(rates.bandwidth, 1e8);
+      EXPECT_LT(rates.bandwidth, 1e14);
+      const bool known = backend == "cpu" && cpu::chosen_kernel().only_products_nvfp4 != nullptr;
+      EXPECT_EQ(rates.flops > 1e8, known) << rates.flops;
+    }
+  }
+}
+
 TEST(BenchReport, TheLongerFloorCounts) {
   BenchResult result;
   result.weight_bytes = 600, result.flops = 1000;
@@ -360,6 +375,10 @@ TEST(BenchReport, TheLongerFloorCounts) {
   EXPECT_EQ(report.floor_seconds(result), 5);
   report.machine.flops = 1000;
   EXPECT_EQ(report.floor_seconds(result), 2);
+  // What was measured along with the passes counts first, and of that the medians.
+  result.rates = {{100, 500}, {200, 0.1}, {150, 600}};
+  EXPECT_EQ(report.memory_seconds(result), 4);
+  EXPECT_EQ(report.compute_seconds(result), 2);
 }
 
 TEST(Bench, RefusesBeforeItMeasures) {

@@ -4,13 +4,13 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <string>
 
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "cpu/kernels.h"
 #include "engine/bench_target.h"
 
 namespace megamoe {
@@ -31,36 +31,68 @@ std::string cpu_name() {
   return "CPU";
 }
 
-// Bytes per second of all threads together, the best of a few times.
-double read_bandwidth(std::int64_t cache_bytes) {
-  constexpr std::int64_t kPiece = 1 << 17;  // numbers, 1 MiB
-  const std::int64_t bytes = std::clamp<std::int64_t>(4 * cache_bytes, 256LL << 20, 2LL << 30);
-  const AlignedBuffer<std::uint64_t> numbers(bytes / static_cast<std::int64_t>(sizeof(std::uint64_t)));
-  parallel_for(numbers.size(), kPiece, [&](std::int64_t begin, std::int64_t end) {
-    std::fill(numbers.data() + begin, numbers.data() + end, 1u);
-  });
-  double best = std::numeric_limits<double>::max();
-  for (int i = 0; i < 5; ++i) {
-    std::atomic<std::uint64_t> sum = 0;
-    best = std::min(best, seconds_of([&] {
-                      parallel_for(numbers.size(), kPiece, [&](std::int64_t begin, std::int64_t end) {
-                        std::uint64_t part = 0;
-                        for (std::int64_t at = begin; at < end; ++at) part += numbers[at];
-                        sum += part;
-                      });
-                    }));
-    MEGAMOE_CHECK(sum == static_cast<std::uint64_t>(numbers.size()));
+// Memory that is read to see how fast that goes, by all threads together.
+class ReadProbe {
+ public:
+  explicit ReadProbe(std::int64_t cache_bytes)
+      : numbers_(std::clamp<std::int64_t>(4 * cache_bytes, 256LL << 20, 2LL << 30) / kSize) {
+    parallel_for(numbers_.size(), kPiece, [&](std::int64_t begin, std::int64_t end) {
+      std::fill(numbers_.data() + begin, numbers_.data() + end, 1u);
+    });
   }
-  return static_cast<double>(bytes) / best;
+  // Bytes per second, of the 1 / `parts` of it that was read longest ago.
+  double bandwidth(std::int64_t parts) {
+    const std::int64_t count = numbers_.size() / parts;
+    if (next_ + count > numbers_.size()) next_ = 0;
+    const std::uint64_t* numbers = numbers_.data() + next_;
+    next_ += count;
+    std::atomic<std::uint64_t> sum = 0;
+    const double seconds = seconds_of([&] {
+      parallel_for(count, kPiece, [&](std::int64_t begin, std::int64_t end) {
+        std::uint64_t part = 0;
+        for (std::int64_t line = begin; line < end; line += kLine) {
+          __builtin_prefetch(numbers + line + 64 * kLine);  // a page ahead, as the kernels do
+          for (std::int64_t i = 0; i < kLine; ++i) part += numbers[line + i];
+        }
+        sum += part;
+      });
+    });
+    MEGAMOE_CHECK(sum == static_cast<std::uint64_t>(count));
+    return static_cast<double>(count * kSize) / seconds;
+  }
+
+ private:
+  static constexpr std::int64_t kSize = sizeof(std::uint64_t), kLine = kCacheLine / kSize;
+  static constexpr std::int64_t kPiece = (1 << 20) / kSize;
+  AlignedBuffer<std::uint64_t> numbers_;
+  std::int64_t next_ = 0;
+};
+
+// Multiplications and additions in a second of all threads together, by the instructions of the chosen
+// kernel; 0 where those are not known.
+double product_rate(ActivationFormat format) {
+  constexpr std::int64_t kRounds = 1 << 17;  // a fraction of a millisecond
+  const cpu::Kernel& kernel = cpu::chosen_kernel();
+  const auto products =
+      format == ActivationFormat::kNvfp4 ? kernel.only_products_nvfp4 : kernel.only_products_f32;
+  if (products == nullptr) return 0;
+  std::atomic<std::int64_t> count = 0;
+  const double seconds = seconds_of([&] {
+    parallel_for(num_threads(), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) count += products(kRounds);
+    });
+  });
+  return static_cast<double>(count) / seconds;
 }
 
 class HostBenchTarget final : public BenchTarget {
  public:
   BenchMachine machine() const override {
-    const std::int64_t cache = last_level_cache();
+    double best = 0;
+    for (int i = 0; i < 5; ++i) best = std::max(best, read_probe_->bandwidth(1));
     return {.device = fmt::format("{}, {} threads", cpu_name(), num_threads()),
-            .cache_bytes = cache,
-            .bandwidth = read_bandwidth(cache),
+            .cache_bytes = cache_,
+            .bandwidth = best,
             .bandwidth_of = "reading",
             .flops_of = {}};
   }
@@ -91,6 +123,19 @@ class HostBenchTarget final : public BenchTarget {
     });
   }
 
+  // Each is over in a moment, so that of a few tries the best counts: in another some thread may have had to
+  // wait for its processor.
+  BenchRates rates() override {
+    constexpr std::int64_t kParts = 8;
+    const bool own = layer_->backend() == "cpu";
+    BenchRates best;
+    for (int i = 0; i < 3; ++i) {
+      best.bandwidth = std::max(best.bandwidth, read_probe_->bandwidth(kParts));
+      if (own) best.flops = std::max(best.flops, product_rate(layer_->options().activations));
+    }
+    return best;
+  }
+
   std::vector<bf16> y() const override { return y_; }
 
  private:
@@ -101,6 +146,8 @@ class HostBenchTarget final : public BenchTarget {
                     {inputs_->weights.data(), tokens, top_k}, {y_.data(), tokens, hidden}, workspace_);
   }
 
+  const std::int64_t cache_ = last_level_cache();
+  const std::unique_ptr<ReadProbe> read_probe_ = std::make_unique<ReadProbe>(cache_);
   const MoeLayer* layer_ = nullptr;
   const BenchInputs* inputs_ = nullptr;
   AlignedBuffer<std::byte> workspace_;
