@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # Installs the Debian/Ubuntu packages the build needs, if any is missing.
 #   tools/install_dependencies.sh          to build, run and test
-#   tools/install_dependencies.sh --dev    and for sanitizers, fuzzing, the linter and tools/fetch_cutlass.sh
+#   tools/install_dependencies.sh --dev    and for sanitizers, fuzzing, the linter, tools/fetch_cutlass.sh and
+#                                          tools/test_python.sh
 set -euo pipefail
 
 packages=(g++ cmake ninja-build make libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev)
 dev_packages=(clang clang-format clang-tidy libomp-dev libclang-rt-dev python3)
-python3 -m pip --version >/dev/null 2>&1 || dev_packages+=(python3-pip)  # a pip from elsewhere does as well
+# A Python from elsewhere does as well.
+python3 -m pip --version >/dev/null 2>&1 || dev_packages+=(python3-pip)
+python3 -c "import ensurepip" 2>/dev/null || dev_packages+=(python3-venv)
+python3 -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')" 2>/dev/null ||
+  dev_packages+=(python3-dev)
 case "${1:-}" in
   "") ;;
   --dev) packages+=("${dev_packages[@]}") ;;

@@ -117,7 +117,7 @@ class MoELayer:
             return y.to(x.dtype)
         return out if out is y else out.copy_(y)
 
-    def route(self, logits: Any, token_ids: Array | None = None) -> tuple[Any, Any]:
+    def route(self, logits: Any, token_ids: Any = None) -> tuple[Any, Any]:
         """(topk_ids int32, topk_weights float32), [tokens, top_k] each, by the layer's router.
 
         logits     floats [tokens, num_experts]
@@ -128,7 +128,9 @@ class MoELayer:
         torch = torch_of(logits)
         if torch is None:
             return self._core.route(logits, token_ids)
-        ids, weights = self._core.route(logits.detach().cpu(), None if token_ids is None else token_ids.cpu())
+        if torch_of(token_ids) is not None:
+            token_ids = token_ids.cpu()
+        ids, weights = self._core.route(logits.detach().cpu(), token_ids)
         return torch.from_numpy(ids).to(logits.device), torch.from_numpy(weights).to(logits.device)
 
     def router_logits(self, x: Any) -> Any:

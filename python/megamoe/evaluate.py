@@ -49,7 +49,7 @@ def read_windows(model: str | os.PathLike[str], vocabulary: int, text: bytes, co
 
         tokenizer = AutoTokenizer.from_pretrained(model)
         tokens = tokenizer(text.decode(), add_special_tokens=False)["input_ids"]
-        size = lambda ids: len(tokenizer.decode(ids, clean_up_tokenization_spaces=False).encode())
+        size = lambda ids: len(str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).encode())
     elif vocabulary == 256:
         tokens, size = list(text), len
     else:
@@ -61,7 +61,7 @@ def read_windows(model: str | os.PathLike[str], vocabulary: int, text: bytes, co
 
 
 @torch.inference_mode()
-def bits_per_byte(model: torch.nn.Module, windows: Windows, batch: int = 8,
+def bits_per_byte(model: Any, windows: Windows, batch: int = 8,
                   progress: Callable[[Iterable[Tensor]], Iterable[Tensor]] = iter) -> float:
     """The mean number of bits that the model needs for a byte of the windows, `batch` of them at a time."""
     nats = 0.0

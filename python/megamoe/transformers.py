@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import megamoe
-from megamoe import MoELayer
+from megamoe import MoELayer, Nvfp4Tensor
 from megamoe.torch import Experts
 
 
@@ -72,7 +72,8 @@ def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), attribute, module)
 
 
-def _make_layer(name: str, module: nn.Module, source: str | os.PathLike[str] | Recipe,
+# Modules are Any from here on: their parameters are theirs to name.
+def _make_layer(name: str, module: Any, source: str | os.PathLike[str] | Recipe,
                 options: dict[str, Any]) -> MoELayer:
     if module.down_proj.is_cuda:
         options = {"device": module.down_proj.device.index} | options
@@ -93,7 +94,7 @@ def _make_layer(name: str, module: nn.Module, source: str | os.PathLike[str] | R
     return layer
 
 
-def _quantize_experts(name: str, module: nn.Module, transposed: bool, intermediate: int, recipe: Recipe,
+def _quantize_experts(name: str, module: Any, transposed: bool, intermediate: int, recipe: Recipe,
                       options: dict[str, Any]) -> MoELayer:
     if recipe.gate_up_scale not in ("shared", "separate"):
         raise ValueError(f"gate_up_scale must be shared or separate, got {recipe.gate_up_scale}")
@@ -104,7 +105,9 @@ def _quantize_experts(name: str, module: nn.Module, transposed: bool, intermedia
     def halves(rows: Tensor) -> tuple[Tensor, Tensor]:  # of gate and up, which lie behind or between each other
         return (rows[:intermediate], rows[intermediate:]) if concatenated else (rows[::2], rows[1::2])
 
-    gate, up, down = [], [], []
+    gate: list[Nvfp4Tensor] = []
+    up: list[Nvfp4Tensor] = []
+    down: list[Nvfp4Tensor] = []
     for gate_up_proj, down_proj in zip(module.gate_up_proj, module.down_proj):
         gate_up, second = ((weight.T if transposed else weight).detach().cpu() for weight in (gate_up_proj, down_proj))
         first = halves(gate_up)
@@ -115,7 +118,7 @@ def _quantize_experts(name: str, module: nn.Module, transposed: bool, intermedia
         for matrices, weight in ((gate, first[0]), (up, first[1])):
             matrices.append(megamoe.quantize(weight, tensor_scale=scale, four_over_six=recipe.four_over_six))
         down.append(megamoe.quantize(second, four_over_six=recipe.four_over_six))
-    biases = {}
+    biases: dict[str, Any] = {}
     if getattr(module, "has_bias", False):
         gate_bias, up_bias = halves(module.gate_up_proj_bias.detach().cpu().T)
         biases = {"gate_bias": gate_bias.T, "up_bias": up_bias.T, "down_bias": module.down_proj_bias.detach().cpu()}
@@ -124,15 +127,14 @@ def _quantize_experts(name: str, module: nn.Module, transposed: bool, intermedia
                                  **biases, **options)
 
 
-def _top_k(name: str, module: nn.Module) -> int:
-    config = getattr(module, "config", None)
-    top_k = getattr(config, "num_experts_per_tok", None)
-    if top_k is None:
+def _top_k(name: str, module: Any) -> int:
+    top_k = getattr(getattr(module, "config", None), "num_experts_per_tok", None)
+    if not isinstance(top_k, int):
         raise ValueError(f"{name} must have a config with num_experts_per_tok")
     return top_k
 
 
-def _activation(name: str, module: nn.Module) -> dict[str, Any]:
+def _activation(name: str, module: Any) -> dict[str, Any]:
     """The activation by what it does to some numbers: classes tell it in many ways."""
     def silu(gate: Tensor, up: Tensor) -> Tensor:
         return gate / (1 + torch.exp(-gate)) * up

@@ -1,7 +1,6 @@
 """Files that other people's packages write are read here, and the other way round."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -174,24 +173,44 @@ def test_compressed_tensors_converts_ours(quantized_path):
         assert theirs.tensor_scale == pytest.approx(ours.tensor_scale, rel=2**-22)
 
 
-MODELOPT_EXPORT = """
+# Exports the shipped model, and decodes an NVFP4 checkpoint of ours.
+MODELOPT = """
 import pathlib, sys, torch
 import modelopt.torch.quantization as mtq
 from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.quantization.qtensor import NVFP4QTensor
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-source, destination = map(pathlib.Path, sys.argv[1:])
+source, ours, exported, decoded = map(pathlib.Path, sys.argv[1:])
 model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).eval()
-text = torch.tensor(list((source / "held_out.txt").read_bytes()[:2048])).reshape(8, 256)
-export_hf_checkpoint(mtq.quantize(model, mtq.NVFP4_DEFAULT_CFG, lambda m: m(input_ids=text)), export_dir=destination)
+text = torch.tensor(list((source / "held_out.txt").read_bytes()[:1024])).reshape(4, 256)
+export_hf_checkpoint(mtq.quantize(model, mtq.NVFP4_DEFAULT_CFG, lambda m: m(input_ids=text)), export_dir=exported)
+
+tensors, values = load_file(ours / "model.safetensors"), {}
+for name, weight in tensors.items():
+    if name.endswith(".weight") and weight.dtype == torch.uint8:
+        module = name.removesuffix(".weight")
+        packed = NVFP4QTensor((weight.shape[0], weight.shape[1] * 2), torch.float32, weight)
+        values[module] = packed.dequantize(scale=tensors[module + ".weight_scale"], block_sizes={-1: 16},
+                                           double_scale=tensors[module + ".weight_scale_2"])
+save_file(values, decoded)
 """
 
 
-def test_modelopt_checkpoints_are_the_same(tmp_path, model_path, quantized_path):
+@pytest.fixture(scope="module")
+def modelopt_paths(tmp_path_factory, model_path, quantized_path):
+    """What ModelOpt exports of the shipped model, and what it decodes of ours."""
     pytest.importorskip("modelopt")
-    theirs = tmp_path / "theirs"
+    path = tmp_path_factory.mktemp("modelopt")
+    paths = path / "exported", path / "decoded.safetensors"
     # In a process of its own: it changes transformers' classes.
-    subprocess.run([sys.executable, "-c", MODELOPT_EXPORT, model_path, theirs], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", MODELOPT, model_path, quantized_path, *paths], check=True)
+    return paths
+
+
+def test_modelopt_checkpoints_are_the_same(model_path, quantized_path, modelopt_paths):
+    theirs, _ = modelopt_paths
     for a, b in zip(matrices(theirs), matrices(quantized_path), strict=True):
         assert a.name == b.name and a.tensor_scale == b.tensor_scale and a.input_scale > 0
         np.testing.assert_array_equal(a.nvfp4().scales, b.nvfp4().scales)
@@ -204,26 +223,7 @@ def test_modelopt_checkpoints_are_the_same(tmp_path, model_path, quantized_path)
     assert (static.x_scale, static.h_scale) == ("static", "static")
 
 
-def test_modelopt_decodes_ours(quantized_path):
-    pytest.importorskip("modelopt")
-    script = """
-import sys, torch
-from modelopt.torch.quantization.qtensor import NVFP4QTensor
-from safetensors.torch import load_file, save_file
-
-tensors = load_file(sys.argv[1])
-values = {}
-for name, weight in tensors.items():
-    if name.endswith(".weight") and weight.dtype == torch.uint8:
-        module = name.removesuffix(".weight")
-        tensor = NVFP4QTensor((weight.shape[0], weight.shape[1] * 2), torch.float32, weight)
-        values[module] = tensor.dequantize(scale=tensors[module + ".weight_scale"], block_sizes={-1: 16},
-                                           double_scale=tensors[module + ".weight_scale_2"])
-save_file(values, sys.argv[2])
-"""
-    path = quantized_path.parent / "decoded.safetensors"
-    subprocess.run([sys.executable, "-c", script, quantized_path / "model.safetensors", path], check=True,
-                   capture_output=True)
-    decoded = read_tensors(pathlib.Path(path))
+def test_modelopt_decodes_ours(quantized_path, modelopt_paths):
+    decoded = read_tensors(modelopt_paths[1])
     for matrix in matrices(quantized_path):
         np.testing.assert_allclose(decoded[matrix.name + "_proj"], matrix.dequantize(), rtol=2**-22)
