@@ -414,7 +414,6 @@ void bind_layer(nb::module_& m) {
       .def_prop_ro("x_scale", [](const Layer& layer) { return scale_name(layer.get().options().x_scale); })
       .def_prop_ro("h_scale", [](const Layer& layer) { return scale_name(layer.get().options().h_scale); })
       .def_prop_ro("config", [](const Layer& layer) { return config_dict(layer.get().config()); })
-      .def_prop_ro("top_k", [](const Layer& layer) { return layer.get().config().top_k; })
       .def_prop_ro("notes", [](const Layer& layer) { return layer.get().notes(); });
 
   m.def("backends", &backends, nb::sig("def backends() -> list[dict[str, str | bool]]"),

@@ -25,8 +25,12 @@ class MoELayer:
     Call it with x [tokens, hidden], topk_ids and topk_weights [tokens, top_k].
     """
 
+    config: dict[str, Any]
+    """hidden, intermediate, num_experts, top_k, activation, scoring, ... by name."""
+
     def __init__(self, core: _core.Layer) -> None:
         self._core = core
+        self.config = core.config
 
     @classmethod
     def from_checkpoint(cls, checkpoint: str | os.PathLike[str], layer: int, *, backend: str = "",
@@ -146,11 +150,6 @@ class MoELayer:
     def stream_status(self) -> StreamStatus:
         """What calls on a GPU have counted; waits for them."""
         return StreamStatus(*self._core.stream_status())
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """hidden, intermediate, num_experts, top_k, activation, scoring, ... by name."""
-        return self._core.config
 
     @property
     def backend(self) -> str:

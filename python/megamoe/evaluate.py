@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                            options.windows, options.window)
     results = evaluate(model, windows, options.checkpoint or Recipe(four_over_six=options.four_over_six),
                        options.activations.split(","), options.batch,
-                       lambda name, batches: tqdm(batches, name, leave=False, unit="batch"), backend=options.backend,
-                       x_scale=options.x_scale, h_scale=options.h_scale)
+                       lambda name, batches: tqdm(batches, name, leave=False, unit="batch", disable=None),
+                       backend=options.backend, x_scale=options.x_scale, h_scale=options.h_scale)
     if options.json:
         print(json.dumps({"model": options.model, "windows": options.windows, "window": options.window,
                           "results": [result._asdict() for result in results]}))

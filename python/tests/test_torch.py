@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import megamoe  # noqa: E402
 import megamoe.torch  # noqa: E402
-from test_layer import EXPERTS, HIDDEN, TOKENS, TOP_K, make_layer, random_input  # noqa: E402
+from test_layer import EXPERTS, HIDDEN, TOKENS, make_layer, random_input  # noqa: E402
 
 
 def tensors(seed=2, tokens=TOKENS):
@@ -38,6 +38,15 @@ def test_gives_the_bits_of_numpy(layer):
     assert same_bits(layer(x.float().requires_grad_(), ids, weights), expected.float())
     out = torch.full_like(x, float("nan"))
     assert layer(x, ids, weights, out=out) is out and same_bits(out, expected)
+
+
+def test_tensors_come_and_go_by_dlpack():
+    x = torch.randn(32, 64, dtype=torch.bfloat16)
+    q = megamoe.quantize(x.requires_grad_())
+    codes = torch.from_dlpack(q.codes)
+    assert codes.data_ptr() == q.codes.ctypes.data
+    again = megamoe.Nvfp4Tensor(codes, torch.from_dlpack(q.scales).view(torch.float8_e4m3fn), torch.tensor(q.tensor_scales))
+    assert torch.equal(torch.from_dlpack(again.dequantize()), torch.from_dlpack(q.dequantize()))
 
 
 def test_operators_are_registered_as_they_should_be(layer):
@@ -92,7 +101,7 @@ class Block(torch.nn.Module):
         self.last = torch.nn.Linear(HIDDEN, HIDDEN)
 
     def forward(self, x):
-        weights, ids = torch.softmax(self.router(x), -1).topk(TOP_K)
+        weights, ids = torch.softmax(self.router(x), -1).topk(self.experts.layer.config["top_k"])
         return self.last(x + self.experts(x, ids, weights))
 
 
