@@ -133,9 +133,9 @@ void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64
     }
     for (std::int64_t half = 0; half < 2; ++half, words += V::kSteps) {
 #pragma GCC unroll 64
-      for (int g = 0; g < kGroups; ++g) {
+      for (int step = 0; step < V::kSteps; ++step) {
 #pragma GCC unroll 64
-        for (int step = 0; step < V::kSteps; ++step) {
+        for (int g = 0; g < kGroups; ++g) {
           typename V::Ints w[kVectors];
 #pragma GCC unroll 64
           for (int v = 0; v < kVectors; ++v) w[v] = Source::step(weights[g][v], half, step);
@@ -166,11 +166,11 @@ void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64
 }
 
 // `blocks` blocks of a panel times 1 to kRows rows. Few rows have few accumulators, each waiting for itself:
-// so they take several groups at once.
+// so they take two groups at once.
 template <class V, class Source, int kRows>
 void multiply_few(const std::uint8_t* packed, std::int64_t blocks, const ExpandedX<V>& x, float* sums) {
   if (x.rows == kRows) {
-    constexpr int kGroups = kRows <= 2 ? 4 : 2;
+    constexpr int kGroups = 2;
     const std::int64_t whole = blocks / kGroup;
     const auto multiply = [&]<int kCount>(std::int64_t group) {
       const std::int64_t rest = blocks - group * kGroup;
