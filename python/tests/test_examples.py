@@ -27,9 +27,12 @@ def test_expert_errors(monkeypatch, tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_torch_model(monkeypatch, capsys):
+def test_torch_model(monkeypatch, capsys, model_path):
     pytest.importorskip("transformers")
-    shown = run(monkeypatch, "torch_model.py")
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("NVFP4: ") and len(line) > 40 for line in lines)
-    assert (shown["compiled"](shown["x"]) - shown["block"](shown["x"])).abs().max() < 2**-5
+    run(monkeypatch, "torch_model.py")
+    shown = capsys.readouterr().out
+    prompt = (model_path / "held_out.txt").read_bytes()[:64].decode()
+    written = shown.split("\nNVFP4: ")[1]
+    assert written.startswith(prompt) and written[len(prompt):].split("\n")[0].strip()
+    # A sum in another order moves some numbers to their neighbours in NVFP4.
+    assert float(shown.splitlines()[-1].removeprefix("compiled and eager differ by ").split()[0]) < 0.05
