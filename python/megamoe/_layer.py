@@ -189,6 +189,8 @@ class MoELayer:
 
 def _empty_like(torch: Any, x: Any) -> Any:
     if torch is not None:
+        if x.layout == torch.strided and x.is_contiguous():
+            return torch.empty_like(x)  # the quicker way
         return torch.empty(x.shape, dtype=x.dtype)
     shape = getattr(x, "shape", None)
     if shape is None:

@@ -102,6 +102,8 @@ for _schema, _run, _meta, _devices in (
         _library.impl(_name, _run, _device)
     torch.library.register_fake(f"megamoe::{_name}", _meta, lib=_library)
 
+_forward_operator = torch.ops.megamoe.forward.default
+
 
 class Experts(nn.Module):
     """The routed experts of a layer as a module: forward(x, topk_ids, topk_weights).
@@ -117,9 +119,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         if x.dim() == 2:
-            return torch.ops.megamoe.forward(x, topk_ids, topk_weights, self.name)
+            return _forward_operator(x, topk_ids, topk_weights, self.name)
         tokens = x.reshape(-1, x.shape[-1])
-        return torch.ops.megamoe.forward(tokens, topk_ids, topk_weights, self.name).reshape(x.shape)
+        return _forward_operator(tokens, topk_ids, topk_weights, self.name).reshape(x.shape)
 
     def extra_repr(self) -> str:
         return repr(self.layer)
