@@ -8,7 +8,8 @@ venv=$PWD/build/venv
 
 [ -e "$venv/bin/pip" ] || python3 -m venv "$venv"
 rm -rf build/wheels
-"$venv/bin/pip" wheel --quiet --no-deps --wheel-dir build/wheels -C cmake.define.MEGAMOE_WERROR=ON . &
+"$venv/bin/pip" wheel --quiet --no-deps --wheel-dir build/wheels \
+  --config-settings=cmake.define.MEGAMOE_WERROR=ON . &
 wheel=$!
 # Meanwhile torch, which brings gigabytes; uv fetches side by side and links what it has fetched before.
 "$venv/bin/pip" install --quiet uv==0.13.9
