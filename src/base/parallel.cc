@@ -1,13 +1,15 @@
 #include "base/parallel.h"
 
-#include <omp.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <fstream>
+#include <mutex>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "base/check.h"
 
@@ -36,12 +38,122 @@ int cgroup_cores() {
 
 std::atomic<int> g_num_threads{0};  // 0: available_cores()
 
+// What parallel_for was called with, and how far it is.
+struct Work {
+  std::int64_t count, grain, pieces;
+  const std::function<void(std::int64_t, std::int64_t)>* body;
+  std::atomic<std::int64_t> next{0};  // the first piece that nobody has taken
+  std::mutex mutex{};                 // of what follows
+  std::exception_ptr error{};
+  std::int64_t error_piece = pieces;  // one thread alone would have met the lowest first
+
+  void run() {
+    for (std::int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+      try {
+        (*body)(piece * grain, std::min(count, (piece + 1) * grain));
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (piece < error_piece) error_piece = piece, error = std::current_exception();
+      }
+    }
+  }
+};
+
+// On a thread of the pool, or where a parallel_for has the pool.
+thread_local bool t_inside = false;
+
+void relax() {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#endif
+}
+
+// Threads that help whoever calls. The caller works, too, and waits only for helpers that have begun: one
+// that the system does not let run (others use its processor) delays nobody.
+class Pool {
+ public:
+  // Never destroyed: its threads may wait until the process ends.
+  static Pool& instance() {
+    static Pool& pool = *new Pool;
+    return pool;
+  }
+
+  // False, and nothing is done, where another thread has the pool.
+  bool run(Work& work, int helpers) {
+    const std::unique_lock lock(caller_, std::try_to_lock);
+    if (!lock) return false;
+    grow(helpers);
+    work_ = &work;
+    // Opens a new turn.
+    const std::uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
+    gate_.store(gate_of(turn) | static_cast<std::uint64_t>(helpers) << kRoomShift, std::memory_order_release);
+    turn_.store(turn, std::memory_order_release);
+    turn_.notify_all();
+    work.run();
+    // No helper enters any more; those inside end their pieces.
+    std::uint64_t gate = gate_.fetch_and(~kRoom, std::memory_order_acq_rel);
+    while ((gate & kInside) != 0) {
+      relax();
+      gate = gate_.load(std::memory_order_acquire);
+    }
+    return true;
+  }
+
+ private:
+  // The gate: the turn, how many helpers may still enter, and how many are inside.
+  static constexpr int kRoomShift = 16, kTurnShift = 32;
+  static constexpr std::uint64_t kInside = 0xFFFF, kRoom = std::uint64_t{0xFFFF} << kRoomShift;
+  static std::uint64_t gate_of(std::uint32_t turn) { return static_cast<std::uint64_t>(turn) << kTurnShift; }
+
+  void grow(int helpers) {
+    try {
+      for (; threads_ < helpers; ++threads_) std::thread(&Pool::help, this).detach();
+    } catch (const std::system_error&) {  // the system gives no more: fewer help
+    }
+  }
+
+  void help() {
+    t_inside = true;
+    std::uint32_t seen = 0;
+    for (;;) {
+      seen = next_turn(seen);
+      std::uint64_t gate = gate_.load(std::memory_order_acquire);
+      while ((gate >> kTurnShift) == seen && (gate & kRoom) != 0) {
+        const std::uint64_t entered = gate - (std::uint64_t{1} << kRoomShift) + 1;
+        if (!gate_.compare_exchange_weak(gate, entered, std::memory_order_acq_rel)) continue;
+        work_.load(std::memory_order_acquire)->run();
+        gate_.fetch_sub(1, std::memory_order_acq_rel);
+        break;
+      }
+    }
+  }
+
+  // Waits for a turn other than `seen`: awake for as long as lies between two steps of a layer, then asleep.
+  std::uint32_t next_turn(std::uint32_t seen) {
+    constexpr int kSpins = 2000;
+    for (int i = 0; i < kSpins; ++i) {
+      if (const std::uint32_t turn = turn_.load(std::memory_order_acquire); turn != seen) return turn;
+      relax();
+    }
+    turn_.wait(seen, std::memory_order_acquire);
+    return turn_.load(std::memory_order_acquire);
+  }
+
+  std::mutex caller_;
+  int threads_ = 0;
+  std::atomic<Work*> work_ = nullptr;
+  std::atomic<std::uint64_t> gate_ = 0;
+  std::atomic<std::uint32_t> turn_ = 0;
+};
+
 }  // namespace
 
 int available_cores() {
   static const int cores = [] {
     cpu_set_t set;
-    const int mask = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : omp_get_num_procs();
+    const int mask = sched_getaffinity(0, sizeof(set), &set) == 0
+                         ? CPU_COUNT(&set)
+                         : static_cast<int>(std::thread::hardware_concurrency());
     return std::max(1, std::min(mask, cgroup_cores()));
   }();
   return cores;
@@ -65,25 +177,15 @@ void parallel_for(std::int64_t count, std::int64_t grain,
   grain = std::max<std::int64_t>(grain, 1);
   const std::int64_t pieces = (count + grain - 1) / grain;
   const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), pieces));
-  if (threads == 1 || omp_in_parallel()) {
-    body(0, count);
-    return;
+  if (threads > 1 && !t_inside) {
+    Work work{.count = count, .grain = grain, .pieces = pieces, .body = &body};
+    t_inside = true;
+    const bool done = Pool::instance().run(work, threads - 1);
+    t_inside = false;
+    if (work.error) std::rethrow_exception(work.error);
+    if (done) return;
   }
-  std::exception_ptr first_error;
-  std::int64_t first_piece = pieces;  // that failed: one thread alone would have met it first
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (std::int64_t piece = 0; piece < pieces; ++piece) {
-    try {
-      body(piece * grain, std::min(count, (piece + 1) * grain));
-    } catch (...) {
-#pragma omp critical(megamoe_parallel_error)
-      if (piece < first_piece) {
-        first_piece = piece;
-        first_error = std::current_exception();
-      }
-    }
-  }
-  if (first_error) std::rethrow_exception(first_error);
+  body(0, count);
 }
 
 }  // namespace megamoe
