@@ -122,7 +122,6 @@ def _quantize_experts(name: str, module: Any, transposed: bool, intermediate: in
     if getattr(module, "has_bias", False):
         gate_bias, up_bias = halves(module.gate_up_proj_bias.detach().cpu().T)
         biases = {"gate_bias": gate_bias.T, "up_bias": up_bias.T, "down_bias": module.down_proj_bias.detach().cpu()}
-    # How many experts a token has is the router's business; the layer takes as many as it is called with.
     return MoELayer.from_weights(gate, up, down, top_k=_top_k(name, module), name=name, **_activation(name, module),
                                  **biases, **options)
 

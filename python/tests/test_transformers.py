@@ -76,6 +76,22 @@ def test_replaces_the_experts_of(kind, gate_up_scale):
     assert torch.equal(logits(model), before)
 
 
+def test_finds_out_the_activation():
+    def clamped(gate_up):
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate.clamp(max=10)) * up.clamp(-10, 10)
+
+    model = make_model("Mixtral")
+    for module in model.modules():
+        if hasattr(module, "gate_up_proj"):
+            module.limit, module._apply_gate = 10.0, clamped
+    for kind, expected in (("Mixtral", ("swiglu-clamped", 10.0)), ("Qwen3Moe", ("swiglu", 0.0)),
+                           ("GptOss", ("gpt-oss", 7.0))):
+        replacement = replace_experts(model if kind == "Mixtral" else make_model(kind))
+        for layer in replacement.layers.values():
+            assert (layer.config["activation"], layer.config["limit"]) == expected
+
+
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
 def test_takes_experts_from_a_checkpoint(tmp_path, kind):
     model = make_model(kind).to(torch.bfloat16)
