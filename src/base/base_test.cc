@@ -1,12 +1,18 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/cgroup.h"
 #include "base/check.h"
 #include "base/median.h"
 #include "base/memory.h"
@@ -77,6 +83,49 @@ TEST(Memory, IsThereAndFinite) {
   EXPECT_LT(available_memory(), std::int64_t{1} << 50);
   EXPECT_GE(last_level_cache(), 32 << 10);
   EXPECT_LT(last_level_cache(), std::int64_t{1} << 40);
+}
+
+class Cgroup : public ::testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::remove_all(root_); }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  std::optional<double> quota() { return cpu_quota(cgroup_folders("cpu", root_ / "groups", root_ / "self")); }
+
+  const std::filesystem::path root_ =
+      std::filesystem::temp_directory_path() / ("megamoe-cgroup-" + std::to_string(getpid()));
+};
+
+TEST_F(Cgroup, TheLeastQuotaOfTheGroupsAroundCounts) {
+  EXPECT_EQ(quota(), std::nullopt);
+  write("self", "0::/slice/service\n");
+  EXPECT_EQ(quota(), std::nullopt);
+  write("groups/cpu.max", "max 100000\n");
+  write("groups/slice/service/cpu.max", "max 100000\n");
+  EXPECT_EQ(quota(), std::nullopt);
+  write("groups/slice/cpu.max", "250000 100000\n");
+  EXPECT_EQ(quota(), 2.5);
+  write("groups/slice/service/cpu.max", "400000 100000\n");
+  EXPECT_EQ(quota(), 2.5);
+  write("groups/slice/service/cpu.max", "50000 100000\n");
+  EXPECT_EQ(quota(), 0.5);
+  write("groups/other/cpu.max", "1000 100000\n");
+  EXPECT_EQ(quota(), 0.5);
+}
+
+TEST_F(Cgroup, VersionOneHasAFolderForEachController) {
+  write("self", "4:memory:/box\n3:cpu,cpuacct:/box\n2:cpuset:/\nnonsense\n");
+  write("groups/cpu/cpu.cfs_quota_us", "-1\n");
+  write("groups/cpu/cpu.cfs_period_us", "100000\n");
+  write("groups/memory/box/cpu.cfs_quota_us", "100000\n");
+  write("groups/memory/box/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(quota(), std::nullopt);
+  write("groups/cpu/box/cpu.cfs_quota_us", "300000\n");
+  write("groups/cpu/box/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(quota(), 3.0);
 }
 
 TEST(AlignedBuffer, RefusesSizesThatOverflow) {

@@ -8,6 +8,9 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <tuple>
+
+#include "base/cgroup.h"
 
 namespace megamoe {
 namespace {
@@ -30,17 +33,20 @@ std::int64_t number_in(const std::string& path) {
   return file >> value ? value : -1;
 }
 
-// What a cgroup's limit leaves. Cached file pages count as used there, but give way.
+// What cgroups' limits leave. Cached file pages count as used there, but give way.
 std::int64_t cgroup_memory() {
-  const std::string v2 = "/sys/fs/cgroup/memory.", v1 = "/sys/fs/cgroup/memory/memory.";
-  for (const auto& [limit_file, usage_file, stat, cached] :
-       {std::tuple{v2 + "max", v2 + "current", v2 + "stat", "inactive_file"},
-        std::tuple{v1 + "limit_in_bytes", v1 + "usage_in_bytes", v1 + "stat", "total_inactive_file"}}) {
-    const std::int64_t limit = number_in(limit_file), used = number_in(usage_file);
-    if (limit < 0 || used < 0) continue;
-    return std::max<std::int64_t>(0, limit - used + std::max<std::int64_t>(0, number_after(stat, cached)));
+  std::int64_t least = kUnlimited;
+  for (const std::filesystem::path& folder : cgroup_folders("memory")) {
+    for (const auto& [limit_file, usage_file, cached] :
+         {std::tuple{"memory.max", "memory.current", "inactive_file"},
+          std::tuple{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}}) {
+      const std::int64_t limit = number_in(folder / limit_file), used = number_in(folder / usage_file);
+      if (limit < 0 || used < 0) continue;
+      const std::int64_t gives_way = std::max<std::int64_t>(0, number_after(folder / "memory.stat", cached));
+      least = std::min(least, std::max<std::int64_t>(0, limit - used + gives_way));
+    }
   }
-  return kUnlimited;
+  return least;
 }
 
 // "32768K" in bytes, or 0.

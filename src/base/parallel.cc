@@ -5,36 +5,15 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <fstream>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
 
+#include "base/cgroup.h"
 #include "base/check.h"
 
 namespace megamoe {
 namespace {
-
-// The quota of cgroup v2 (or v1) in whole cores, or a large number where there is none.
-int cgroup_cores() {
-  constexpr int kNoLimit = 1 << 20;
-  double quota = 0, period = 0;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
-    std::string first;
-    if (!(v2 >> first >> period) || first == "max") return kNoLimit;
-    try {
-      quota = std::stod(first);
-    } catch (const std::exception&) {
-      return kNoLimit;
-    }
-  } else {
-    std::ifstream q("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), p("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-    if (!(q >> quota) || !(p >> period)) return kNoLimit;
-  }
-  if (quota <= 0 || period <= 0) return kNoLimit;
-  return std::max(1, static_cast<int>(quota / period + 0.5));
-}
 
 std::atomic<int> g_num_threads{0};  // 0: available_cores()
 
@@ -154,7 +133,8 @@ int available_cores() {
     const int mask = sched_getaffinity(0, sizeof(set), &set) == 0
                          ? CPU_COUNT(&set)
                          : static_cast<int>(std::thread::hardware_concurrency());
-    return std::max(1, std::min(mask, cgroup_cores()));
+    const double quota = cpu_quota(cgroup_folders("cpu")).value_or(mask);
+    return std::max(1, std::min(mask, static_cast<int>(quota + 0.5)));
   }();
   return cores;
 }
