@@ -20,4 +20,6 @@ install --reinstall-package megamoe build/wheels/megamoe-*.whl
 
 tool=$PWD/build/cpu/cli/megamoe
 [ ! -x "$tool" ] || export MEGAMOE_CLI=$tool
+# Two workers share the cores: each computes on its own, and threads that wait do not spin.
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 "$venv/bin/python" -m pytest -q --numprocesses 2 "$@"
