@@ -5,7 +5,7 @@
 //
 // Random weights and tokens, uniform routing; the GEMMs of several sets of weights are captured in one graph,
 // so that weights come from memory and not from the L2. Median of the replays. Before anything is timed, h
-// made FP4 in the epilogue is held against the quantiser on h in BF16, byte for byte.
+// made FP4 or FP8 in the epilogue is held against the quantiser on h in BF16, byte for byte.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "cuda/device.h"
 #include "cuda/graph_timer.h"
 #include "cuda/quantize.h"
+#include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/gemm.h"
 #include "cuda/sm90/weight_layout.h"
 #include "layer/geometries.h"
@@ -48,19 +49,22 @@ DeviceArray<T> random_bytes(std::int64_t count, const std::function<T(std::uint6
 }
 
 // Packed weights: any codes, scales from 2^-7 to 2. A piece is a whole number of chunks.
-DeviceArray<std::uint8_t> random_weights(std::int64_t bytes) {
-  constexpr std::int64_t kPiece = 1024LL * sm90::kChunkBytes;
+DeviceArray<std::uint8_t> random_weights(sm90::OperandType type, std::int64_t bytes) {
+  const std::int64_t chunk = sm90::chunk_bytes(type), kPiece = 1024 * chunk;
   DeviceArray<std::uint8_t> array(bytes);
   std::vector<std::uint8_t> piece(static_cast<std::size_t>(kPiece));
   for (std::int64_t i = 0; i < kPiece; i += 4) {
     const std::uint64_t bits = engine();
     std::uint32_t word = static_cast<std::uint32_t>(bits);
-    if (i % sm90::kChunkBytes >= sm90::kChunkCodeBytes) {
-      const std::uint8_t scales[4] = {sm90::pack_scale(static_cast<std::uint8_t>(8 + bits % 56)),
-                                      sm90::pack_scale(static_cast<std::uint8_t>(8 + (bits >> 8) % 56)),
-                                      sm90::pack_scale(static_cast<std::uint8_t>(8 + (bits >> 16) % 56)),
-                                      sm90::pack_scale(static_cast<std::uint8_t>(8 + (bits >> 24) % 56))};
-      word = sm90::scale_word(scales);
+    if (i % chunk >= sm90::chunk_code_bytes(type)) {
+      std::uint8_t scales[4];
+      for (int j = 0; j < 4; ++j) scales[j] = static_cast<std::uint8_t>(8 + (bits >> (8 * j)) % 56);
+      if (type == sm90::OperandType::kFp8) {
+        std::memcpy(&word, scales, sizeof(word));
+      } else {
+        for (std::uint8_t& scale : scales) scale = sm90::pack_scale(scale);
+        word = sm90::scale_word(scales);
+      }
     }
     std::memcpy(piece.data() + i, &word, sizeof(word));
   }
@@ -91,6 +95,8 @@ struct Problem {
 void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, double bandwidth,
          const cuda::Stream& stream) {
   const auto [hidden, intermediate, experts, top_k] = problem;
+  const sm90::OperandType type = sm90::operand_type(format);
+  const bool fp8 = type == sm90::OperandType::kFp8;
   std::vector<std::int64_t> offsets(static_cast<std::size_t>(experts) + 1);
   std::vector<int> ids(static_cast<std::size_t>(experts));
   std::iota(ids.begin(), ids.end(), 0);
@@ -104,13 +110,13 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
   const auto busy = experts - std::count(offsets.begin() + 1, offsets.end(), 0);
   std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
   const std::int64_t rows = offsets.back();
-  const std::int64_t bytes1 = sm90::packed_bytes(sm90::WeightRole::kGateUp, intermediate, hidden);
-  const std::int64_t bytes2 = sm90::packed_bytes(sm90::WeightRole::kPlain, hidden, intermediate);
+  const std::int64_t bytes1 = sm90::packed_bytes(type, sm90::WeightRole::kGateUp, intermediate, hidden);
+  const std::int64_t bytes2 = sm90::packed_bytes(type, sm90::WeightRole::kPlain, hidden, intermediate);
   // Enough sets that what is read between two uses of one is several times the L2.
   const int sets =
       static_cast<int>(std::clamp<std::int64_t>((400LL << 20) / (busy * (bytes1 + bytes2)) + 1, 1, 16));
-  const DeviceArray<std::uint8_t> weights1 = random_weights(sets * experts * bytes1),
-                                  weights2 = random_weights(sets * experts * bytes2);
+  const DeviceArray<std::uint8_t> weights1 = random_weights(type, sets * experts * bytes1),
+                                  weights2 = random_weights(type, sets * experts * bytes2);
   const DeviceArray<std::int64_t> device_offsets(offsets);
   const DeviceArray<std::int32_t> gather =
       random_bytes<std::int32_t>(rows, [&](std::uint64_t bits, std::int64_t) {
@@ -118,18 +124,26 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
       });
   const DeviceArray<float> scales =
       random_bytes<float>(2 * experts, [](std::uint64_t, std::int64_t) { return 2e-4f; });
-  const DeviceArray<float> row_scales =
-      random_bytes<float>(std::max(rows, tokens), [](std::uint64_t, std::int64_t) { return 1e-3f; });
+  const auto fp8_scales = [&](std::int64_t cols) {
+    return sm90::fp8_groups(cols) * sm90::fp8_scale_pitch(rows, experts);
+  };
+  const DeviceArray<float> row_scales = random_bytes<float>(
+      std::max({rows, tokens, fp8_scales(hidden)}), [](std::uint64_t, std::int64_t) { return 1e-3f; });
   const DeviceArray<bf16> x = random_bytes<bf16>(tokens * hidden, [](std::uint64_t bits, std::int64_t) {
     return bf16{static_cast<std::uint16_t>((bits & 0x80FF) | 0x3F00)};
   });
+  const std::int64_t x_rows = fp8 ? rows : tokens;  // FP8 comes in expert order
   const DeviceArray<std::uint8_t> x_codes = random_bytes<std::uint8_t>(
-      tokens * hidden / 2, [](std::uint64_t bits, std::int64_t) { return static_cast<std::uint8_t>(bits); });
+      fp8 ? rows * sm90::fp8_row_bytes(hidden) : tokens * hidden / 2,
+      [](std::uint64_t bits, std::int64_t) { return static_cast<std::uint8_t>(bits & 0xF7); });
   const DeviceArray<std::uint8_t> x_scales = random_bytes<std::uint8_t>(
       tokens * hidden / 16,
       [](std::uint64_t bits, std::int64_t) { return static_cast<std::uint8_t>(0x20 + bits % 32); });
   const DeviceArray<bf16> h(rows * intermediate);
-  const DeviceArray<std::uint8_t> h_codes(rows * intermediate / 2), h_scales(rows * intermediate / 16);
+  const DeviceArray<std::uint8_t> h_codes(fp8 ? rows * sm90::fp8_row_bytes(intermediate)
+                                              : rows * intermediate / 2),
+      h_scales(rows * intermediate / 16);
+  DeviceArray<float> h_fp8_scales(fp8_scales(intermediate));
   const DeviceArray<float> y(rows * hidden);
 
   const bool nvfp4 = format == ActivationFormat::kNvfp4;
@@ -143,17 +157,17 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
               .offsets = device_offsets.data(),
               .max_rows = rows,
               .tokens = {.format = format,
-                         .rows = tokens,
+                         .rows = x_rows,
                          .cols = hidden,
                          .row_stride = hidden,
                          .values = x.data(),
                          .codes = x_codes.data(),
                          .block_scales = x_scales.data(),
                          .scales = row_scales.data()},
-              .gather = gather.data(),
+              .gather = fp8 ? nullptr : gather.data(),
               .workspace = workspace.data()};
   first.weight_scales = scales.data();
-  first.mode = nvfp4 ? L1Output::kNvfp4 : L1Output::kCompactBf16;
+  first.mode = nvfp4 ? L1Output::kNvfp4 : fp8 ? L1Output::kFp8 : L1Output::kCompactBf16;
   first.out = {.format = format,
                .rows = rows,
                .cols = intermediate,
@@ -161,7 +175,7 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
                .values = h.data(),
                .codes = h_codes.data(),
                .block_scales = h_scales.data(),
-               .scales = row_scales.data()};
+               .scales = fp8 ? h_fp8_scales.data() : row_scales.data()};
   sm90::Gemm2 second;
   second.in = {.weights = weights2.data(),
                .experts = experts,
@@ -175,11 +189,32 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
   second.weight_scales = scales.data();
   second.out = y.data();
 
-  if (nvfp4) {  // verified before it is timed
-    sm90::Gemm1 compact = first;
-    compact.mode = L1Output::kCompactBf16;
+  sm90::Gemm1 compact = first;  // verified before it is timed
+  compact.mode = L1Output::kCompactBf16;
+  cuda_check(sm90::gemm1(first, stream.get()), "the first GEMM");
+  cuda_check(sm90::gemm1(compact, stream.get()), "the first GEMM");
+  if (fp8) {
+    const DeviceArray<std::uint8_t> codes(h_codes.count());
+    DeviceArray<float> scales_of_codes(h_fp8_scales.count());
+    h_fp8_scales.fill(0), scales_of_codes.fill(0);  // between experts nothing is written
     cuda_check(sm90::gemm1(first, stream.get()), "the first GEMM");
-    cuda_check(sm90::gemm1(compact, stream.get()), "the first GEMM");
+    cuda_check(sm90::quantize_fp8({.x = h.data(),
+                                   .row_stride = intermediate,
+                                   .tokens = rows,
+                                   .cols = intermediate,
+                                   .offsets = device_offsets.data(),
+                                   .experts = experts,
+                                   .most_rows = rows,
+                                   .codes = codes.data(),
+                                   .scales = scales_of_codes.data()},
+                                  stream.get()),
+               "quantising");
+    stream.synchronize();
+    if (codes.download() != h_codes.download() || scales_of_codes.download() != h_fp8_scales.download()) {
+      fail(ErrorCode::kInternal, "h from the epilogue differs from the quantiser's at {} tokens", tokens);
+    }
+  }
+  if (nvfp4) {
     const DeviceArray<std::uint8_t> codes(h_codes.count()), block_scales(h_scales.count());
     cuda_check(cuda::quantize({cuda::ElementType::kBf16, h.data(), intermediate}, nullptr, rows, intermediate,
                               cuda::TensorScales::kGiven,
@@ -207,7 +242,7 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
   const double payload = static_cast<double>(busy * (bytes1 + bytes2)) / us * 1e-6;
   const double tflops = 6.0 * static_cast<double>(rows * hidden * intermediate) / us * 1e-6;
   fmt::print("{:>6} {:>6} {:>5} {:>10.1f} {:>10.1f} {:>10.1f} {:>8.2f} {:>7.0f} % {:>8.0f}\n", tokens,
-             to_string(format), sm90::choose_tile(rows, experts).tokens, us1, us2, us, payload,
+             to_string(format), sm90::choose_tile(type, rows, experts).tokens, us1, us2, us, payload,
              100.0 * payload / bandwidth, tflops);
 }
 
@@ -230,7 +265,8 @@ int main(int argc, char** argv) {
         cuda::device_info(0).name, name, c.hidden, c.intermediate, c.num_experts, c.top_k, bandwidth);
     fmt::print("{:>6} {:>6} {:>5} {:>10} {:>10} {:>10} {:>8} {:>9} {:>8}\n", "tokens", "format", "tile",
                "first us", "second us", "both us", "TB/s", "of copy", "TFLOP/s");
-    for (const ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+    for (const ActivationFormat format :
+         {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
       for (const std::int64_t t : tokens) {
         run({c.hidden, c.intermediate, static_cast<int>(c.num_experts), c.top_k}, t, format, bandwidth,
             stream);

@@ -174,6 +174,9 @@ std::string to_text(const BenchReport& report, const Options& options) {
     const Unit unit = unit_of(report.machine.flops);
     text += fmt::format("compute: {} {}FLOP/s ({})\n", rate_text(report.machine.flops, unit), unit.prefix,
                         report.machine.flops_of);
+    if (report.machine.fp8_flops > 0) {
+      text += fmt::format("in fp8:  {} {}FLOP/s\n", rate_text(report.machine.fp8_flops, unit), unit.prefix);
+    }
   }
   text += fmt::format("NVFP4 weights, routed experts alone, routing {}", options.routing);
   const bool nvfp4 = std::any_of(report.results.begin(), report.results.end(), [](const BenchResult& r) {
@@ -243,6 +246,7 @@ json to_json(const BenchReport& report, const Options& options) {
               {"bandwidth_of", report.machine.bandwidth_of},
               {"flops_per_second", report.machine.flops > 0 ? json(report.machine.flops) : json()},
               {"flops_of", report.machine.flops > 0 ? json(report.machine.flops_of) : json()},
+              {"fp8_flops_per_second", report.machine.fp8_flops > 0 ? json(report.machine.fp8_flops) : json()},
               {"cache_bytes", report.machine.cache_bytes},
               {"routing", options.routing},
               {"x_scale", options.x_scale},

@@ -27,20 +27,27 @@ struct Range {
   double low, high;
 };
 
-// A row of x, as a GEMM reads it: without the tensor scale.
+// A row of x, as a GEMM reads it: without the tensor scale, or FP8's scales.
 struct TokenRow {
   std::vector<double> values;  // [K]
   float tensor_scale = 1.0f;
+  std::vector<float> group_scales;  // FP8: [ceil(K / 128)]
 };
 
 TokenRow decode_row(const ActivationRows& x, std::int64_t row) {
   TokenRow result;
   result.values.resize(static_cast<std::size_t>(x.cols));
   if (x.format == ActivationFormat::kNvfp4) result.tensor_scale = x.scales[row];
+  if (x.format == ActivationFormat::kFp8) {
+    const std::int64_t groups = (x.cols + 127) / 128;
+    result.group_scales.assign(x.scales + row * groups, x.scales + (row + 1) * groups);
+  }
   for (std::int64_t k = 0; k < x.cols; ++k) {
     double& value = result.values[static_cast<std::size_t>(k)];
     if (x.format == ActivationFormat::kBf16) {
       value = bf16_value(x.values[row * x.row_stride + k]);
+    } else if (x.format == ActivationFormat::kFp8) {
+      value = e4m3_value(x.codes[row * x.cols + k]);
     } else {
       const int pair = x.codes[(row * x.cols + k) / 2];
       value = e2m1_value(k % 2 == 0 ? pair % 16 : pair / 16) *
@@ -57,7 +64,48 @@ struct Output {
   double magnitudes;  // sum of those of the products
 };
 
+// With FP8 operands.
+Output linear_fp8(const TokenRow& x, const WeightMatrix& w, std::int64_t r, const float* bias) {
+  static const std::vector<double> kFolded = [] {
+    std::vector<double> values;
+    for (int i = 0; i < 256 * 16; ++i) values.push_back(independent::folded(i % 16, i / 16));
+    return values;
+  }();
+  double sum = 0, magnitudes = 0, error = 0, promoted = 0;
+  const std::int64_t groups = static_cast<std::int64_t>(x.group_scales.size());
+  float value = 0;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const double d = x.group_scales[static_cast<std::size_t>(g)];
+    double dot = 0, size = 0, square = 0;
+    for (std::int64_t k = g * 128; k < std::min(w.cols, g * 128 + 128); k += 2) {
+      const double* folded = &kFolded[std::size_t{16} * w.scales[(r * w.cols + k) / 16]];
+      const double* v = &x.values[static_cast<std::size_t>(k)];
+      const std::uint8_t pair = w.codes[(r * w.cols + k) / 2];
+      for (const double product : {v[0] * folded[pair % 16], v[1] * folded[pair / 16]}) {
+        dot += product;
+        size += std::abs(product);
+        square += product * product;
+      }
+    }
+    sum += d * dot;
+    value = f32(static_cast<double>(value) + d * static_cast<double>(f32(dot)));
+    magnitudes = std::max(magnitudes, size * (kExactLimit / kFp8ExactLimit));
+    promoted += d * std::abs(dot);
+    error += d * kFp8GroupError * std::min(size, kPartialSumSigma * std::sqrt(square));
+  }
+  const double factor = 8.0 * static_cast<double>(w.tensor_scale);
+  const double added = bias == nullptr ? 0.0 : bias[r];
+  // Each promotion rounds once, to half of the last bit of a partial sum.
+  error += static_cast<double>(groups) * 0x1p-24 * (promoted + error);
+  error = error * factor + 3 * 0x1p-24 * (std::abs(sum * factor) + std::abs(added));
+  const double exact = sum * factor + added;
+  value = f32(static_cast<double>(f32(8.0 * value)) * w.tensor_scale);
+  if (bias != nullptr) value = f32(static_cast<double>(value) + added);
+  return {value, {exact - error, exact + error}, magnitudes};
+}
+
 Output linear(const TokenRow& x, const WeightMatrix& w, std::int64_t r, const float* bias) {
+  if (!x.group_scales.empty()) return linear_fp8(x, w, r, bias);
   static const std::array<double, 256> kEven = [] {
     std::array<double, 256> values;
     for (int pair = 0; pair < 256; ++pair) values[static_cast<std::size_t>(pair)] = e2m1_value(pair % 16);
@@ -420,6 +468,21 @@ std::vector<std::uint8_t> random_scales(Random& random, std::int64_t count, Oper
 // The root mean square of a code times such a scale, about.
 float typical(Operands operands) { return operands == Operands::kExact ? 4.2f : 8.0f; }
 
+// kExact: a quarter of the codes 1 or -1, the others 0; scales are powers of two.
+void fill_fp8(Rows& x, Operands operands, Random& random) {
+  for (float& d : x.scales) {
+    d = operands == Operands::kExact
+            ? std::exp2(static_cast<float>(random.integer(-2, 1)))
+            : random.uniform(0.3f, 1.5f) * (random.integer(0, 7) == 0 ? 0.06f : 0.01f);
+  }
+  for (std::uint8_t& code : x.codes) {
+    const float value =
+        operands == Operands::kExact ? static_cast<float>(random.integer(-4, 4)) / 4 : random.bell() * 100;
+    code = static_cast<std::uint8_t>(
+        independent::nearest_e4m3(operands == Operands::kExact ? std::trunc(value) : value));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<TestLayer> wide_layer(const LayerConfig& config, Operands operands, bool bias,
@@ -456,6 +519,10 @@ Rows wide_rows(ActivationFormat format, std::int64_t rows, std::int64_t cols, Op
                std::uint64_t seed) {
   Random random(seed);
   Rows x(format, rows, cols, 0);
+  if (format == ActivationFormat::kFp8) {
+    fill_fp8(x, operands, random);
+    return x;
+  }
   const auto row_size = [&] { return random.integer(0, 7) == 0 ? 6.0f : 1.0f; };
   if (format == ActivationFormat::kNvfp4) {
     x.codes = random_bytes(random, rows * cols / 2);

@@ -11,6 +11,9 @@
 //        random, as in every random layer, it also stays below 8 times the root of the sum of squares, but
 //        for once in 10^13 outputs (Hoeffding, and Levy for the largest of the partial sums: 4 exp(-8^2 /
 //        2)); this is the smaller one from K = 130.
+// FP8    of E4M3 operands the tensor core keeps fewer bits: 32 products and the sum of those before are cut
+//        behind the 13th bit of the largest of them, less than 2^-12 of it; a group of 128 columns is summed
+//        so, 132 cuts, and the groups, times their scales, are added in FP32.
 // h      the intervals of gate and up go through the activation at their ends (and at silu's minimum),
 //        widened by the roundings of its FP32 steps; rounding to BF16 keeps their order.
 // NVFP4  the ends of a block's magnitudes give the ends of its scale; under the scale that was found, the
@@ -25,7 +28,10 @@
 
 namespace megamoe::testing {
 
-// What a GEMM reads, in host memory; x is kBf16 or kNvfp4.
+// FP8: what a group may lose, as a part of the largest magnitude in it.
+inline constexpr double kFp8GroupError = (128 + 4) * 0x1p-12;
+
+// What a GEMM reads, in host memory.
 struct GemmCall {
   const LayerWeights& layer;
   ActivationRows x;
@@ -44,7 +50,9 @@ struct Verdict {
   std::int64_t beyond = 0;      // farther from the FP64 sum than the error allows
   std::int64_t scales = 0, different_scales = 0;  // kNvfp4: bytes of block scales
   double worst = 0;                               // second GEMM: the largest part of its error an output used
-  double largest_sum = 0;                         // of magnitudes of products, without tensor scales
+  // Of magnitudes of products, without tensor scales. FP8: of a group of 128 columns, times kExactLimit /
+  // kFp8ExactLimit.
+  double largest_sum = 0;
   std::string first_beyond, first_different;
 
   double different_share() const {
@@ -67,6 +75,8 @@ Verdict check_gemm2(const GemmCall& call, const float* y, std::int64_t samples);
 enum class Operands { kRandom, kExact };
 inline constexpr double kExactUnit = 0x1p-6;
 inline constexpr double kExactLimit = kExactUnit * 0x1p23;
+// The same of a group of 128 columns of FP8 operands, which are multiples of 2^-7 then.
+inline constexpr double kFp8ExactLimit = 0x1p-7 * 0x1p12;
 
 // Gate and up have the size of x; every matrix a tensor scale of its own.
 std::unique_ptr<TestLayer> wide_layer(const LayerConfig& config, Operands operands, bool bias,

@@ -58,7 +58,19 @@ double decode_e4m3_byte(int code) {
   return code >= 128 ? -value : value;
 }
 
-// The fp8 path's operand for a weight's code and scale byte.
+int weight_code(const WeightMatrix& w, std::int64_t r, std::int64_t k) {
+  const int byte = w.codes[(r * w.cols + k) / 2];
+  return k % 2 == 0 ? byte % 16 : byte / 16;
+}
+
+double raw_weight(const WeightMatrix& w, std::int64_t r, std::int64_t k) {
+  if (w.format == WeightFormat::kF32) return w.f32[r * w.cols + k];
+  if (w.format == WeightFormat::kBf16) return bf16_value(w.b16[r * w.cols + k]);
+  return kE2M1[weight_code(w, r, k)] * e4m3_value(w.scales[(r * w.cols + k) / 16]);
+}
+
+}  // namespace
+
 double folded(int code, int scale) {
   static const std::vector<double> table = [] {
     std::vector<double> values;
@@ -70,23 +82,6 @@ double folded(int code, int scale) {
   }();
   return table[static_cast<std::size_t>(scale * 16 + code)];
 }
-
-int weight_code(const WeightMatrix& w, std::int64_t r, std::int64_t k) {
-  const int byte = w.codes[(r * w.cols + k) / 2];
-  return k % 2 == 0 ? byte % 16 : byte / 16;
-}
-
-double folded_weight(const WeightMatrix& w, std::int64_t r, std::int64_t k) {
-  return folded(weight_code(w, r, k), w.scales[(r * w.cols + k) / 16]);
-}
-
-double raw_weight(const WeightMatrix& w, std::int64_t r, std::int64_t k) {
-  if (w.format == WeightFormat::kF32) return w.f32[r * w.cols + k];
-  if (w.format == WeightFormat::kBf16) return bf16_value(w.b16[r * w.cols + k]);
-  return kE2M1[weight_code(w, r, k)] * e4m3_value(w.scales[(r * w.cols + k) / 16]);
-}
-
-}  // namespace
 
 double e2m1_value(int code) { return kE2M1[code]; }
 
@@ -232,7 +227,8 @@ std::vector<float> linear(const Row& x, const WeightMatrix& w, const float* bias
       for (std::int64_t first = 0; first < w.cols; first += 128) {
         double tile = 0;
         for (std::int64_t k = first; k < std::min(first + 128, w.cols); ++k) {
-          tile += x.values[static_cast<std::size_t>(k)] * folded_weight(w, r, k);
+          tile += x.values[static_cast<std::size_t>(k)] *
+                  folded(weight_code(w, r, k), w.scales[(r * w.cols + k) / 16]);
         }
         sum += tile * static_cast<double>(x.scales[static_cast<std::size_t>(first / 128)]);
       }
@@ -258,7 +254,8 @@ std::vector<double> absolute_linear(const Row& x, const WeightMatrix& w) {
       const double scale = fp8 ? x.scales[static_cast<std::size_t>(k / 128)] * 8.0
                            : x.format == ActivationFormat::kNvfp4 ? x.scales[0]
                                                                   : 1.0;
-      const double weight = fp8 ? folded_weight(w, r, k) : raw_weight(w, r, k);
+      const double weight =
+          fp8 ? folded(weight_code(w, r, k), w.scales[(r * w.cols + k) / 16]) : raw_weight(w, r, k);
       sum += std::abs(x.values[static_cast<std::size_t>(k)] * scale * weight);
     }
     y[static_cast<std::size_t>(r)] = w.format == WeightFormat::kNvfp4 ? sum * w.tensor_scale : sum;

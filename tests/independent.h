@@ -44,6 +44,9 @@ int nvfp4_code(double v, int scale, float tensor_scale);
 // amax / 2688 over the row's finite values.
 float dynamic_scale(const std::vector<bf16>& x);
 
+// The fp8 path's operand for a weight's code and scale byte: e4m3(e2m1 * scale / 8).
+double folded(int code, int scale);
+
 // y [w.rows] = x * w^T in the stated order of additions; and the sum of |x_k * w_k|, for error bounds.
 std::vector<float> linear(const Row& x, const WeightMatrix& w, const float* bias);
 std::vector<double> absolute_linear(const Row& x, const WeightMatrix& w);

@@ -11,10 +11,12 @@ ActivationRows take_rows(Arena& arena, ActivationFormat format, std::int64_t row
   ActivationRows result{.format = format, .rows = rows, .cols = cols, .row_stride = cols};
   switch (format) {
     case ActivationFormat::kBf16: result.values = arena.take<bf16>(rows, cols); break;
-    case ActivationFormat::kFp8:
-      result.codes = arena.take<std::uint8_t>(rows, cols);
-      result.scales = arena.take<float>(rows, (cols + kFp8Tile - 1) / kFp8Tile);
+    case ActivationFormat::kFp8: {
+      const std::int64_t groups = (cols + kFp8Tile - 1) / kFp8Tile;
+      result.codes = arena.take<std::uint8_t>(rows, groups * kFp8Tile);
+      result.scales = arena.take<float>(rows, groups);
       break;
+    }
     case ActivationFormat::kNvfp4:
       result.codes = arena.take<std::uint8_t>(rows, cols / 2);
       result.block_scales = arena.take<std::uint8_t>(rows, cols / kNvfp4Block);
@@ -34,7 +36,7 @@ std::byte* Arena::take_bytes(std::int64_t rows, std::int64_t cols, std::int64_t 
 }
 
 PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOptions& options,
-                         std::int64_t tokens, bool shared) {
+                         std::int64_t tokens, bool x_per_row, bool shared) {
   const std::int64_t rows = checked_mul(tokens, config.top_k);
   PassBuffers b;
   b.routing = {.tokens = tokens, .top_k = config.top_k, .num_experts = config.num_experts};
@@ -43,7 +45,7 @@ PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOpti
   b.routing.row_to_slot = arena.take<std::int32_t>(rows);
   if (options.activations == ActivationFormat::kNvfp4) b.amax = arena.take<float>(rows);
   if (options.activations != ActivationFormat::kBf16) {
-    b.x = take_rows(arena, options.activations, options.x_per_row() ? rows : tokens, config.hidden);
+    b.x = take_rows(arena, options.activations, x_per_row ? rows : tokens, config.hidden);
   }
   if (!options.h_fused()) {
     b.h_bf16 = take_rows(arena, ActivationFormat::kBf16, rows,

@@ -49,7 +49,8 @@ class Arena {
 };
 
 // What every pass needs, in memory of the backend's kind; for the worst routing, which has tokens * top_k
-// rows. Where a format has no use for a buffer the pointer is null.
+// rows. Where a format has no use for a buffer the pointer is null. FP8 rows have room for whole groups of
+// 128 columns, their scales for whole groups of 4 rows.
 struct PassBuffers {
   Routing routing;
   float* amax = nullptr;        // kNvfp4: [rows]
@@ -59,9 +60,10 @@ struct PassBuffers {
   float* expert_out = nullptr;  // [rows, H]
   float* shared_out = nullptr;  // [tokens, H]
 };
-// The size query and the pass walk this same code.
+// The size query and the pass walk this same code. `x_per_row`: quantised x has a row for each routed row,
+// not for each token.
 PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOptions& options,
-                         std::int64_t tokens, bool shared);
+                         std::int64_t tokens, bool x_per_row, bool shared);
 
 // GPU memory starts at such an address.
 inline constexpr std::int64_t kDeviceAlignment = 256;

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
+#include "cuda/activate.cuh"
 #include "cuda/quantize.h"
-#include "layer/activation.h"
 #include "numerics/interleave.h"
 #include "numerics/nvfp4.h"
 
@@ -181,12 +181,15 @@ struct ActivationSource {
     Block h;
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
+      float gates[8], ups[8];
+      ActivatedPair activated[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) gates[i] = g(v * 8 + i), ups[i] = u(v * 8 + i);
+      activate_all(config, gates, ups, activated);
       std::uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const int i = v * 8 + w * 2;
-        const __nv_bfloat162 pair =
-            __floats2bfloat162_rn(activate(config, g(i), u(i)).h, activate(config, g(i + 1), u(i + 1)).h);
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(activated[2 * w].h, activated[2 * w + 1].h);
         words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
       }
       h.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "numerics/fp8_tile.h"
 #include "numerics/nvfp4.h"
 
 namespace megamoe::cuda {
@@ -56,6 +57,37 @@ __device__ inline float scale_of_e4m3(std::uint8_t code) {
   // Exponent and mantissa in an FP16's place are the value times 2^-8, subnormals too.
   const __half_raw half{static_cast<unsigned short>(code << 7)};
   return __half2float(__half(half)) * 256.0f;
+}
+
+// Four values to E4M3 under the scale d of their group, as numerics/fp8_tile.h defines; the first in the low
+// byte. The quotients are a compiler's own division, its reciprocal made once and its tests left out: in this
+// range of d nothing underflows but what becomes 0 anyway.
+__device__ inline std::uint32_t encode_fp8x4(const float (&x)[4], float d, bool all_finite) {
+  float q[4];  // magnitudes
+  if (d >= kFastMin && d <= kFastMax) {
+    const float y = reciprocal(d);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float a = fabsf(x[i]);
+      q[i] = refine(refine(__fmul_rn(a, y), a, d, y), a, d, y);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[i] = __fdiv_rn(fabsf(x[i]), d);
+  }
+  const auto pair = [](float low, float high) -> std::uint32_t {
+    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+  };
+  std::uint32_t word = pair(q[0], q[1]) | pair(q[2], q[3]) << 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= __float_as_uint(x[i]) >> (24 - 8 * i) & (0x80u << (8 * i));
+  if (all_finite) return word;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t byte = 0xFFu << (8 * i), nan = static_cast<std::uint32_t>(kE4M3NaN) << (8 * i);
+    if (!is_finite(x[i])) word = (word & ~byte) | nan;
+  }
+  return word;
 }
 
 struct EncodedBlock {
@@ -97,14 +129,9 @@ __device__ inline uint2 encode_codes(const Block& values, float d) {
   return make_uint2(words[0], words[1]);
 }
 
-// A block whose largest magnitude has the bits `amax`, above or at kFloatInf if not all values are finite.
-// False, and nothing made, where the block needs encode_slowly.
-template <class Block>
-__device__ inline bool encode_fast(const Block& values, std::uint32_t amax, float g, EncodedBlock& out) {
-  if (amax >= kFloatInf) {
-    out = {make_uint2(0, 0), {kE4M3NaN, false}};
-    return true;
-  }
+// The scale of a block of finite values whose largest magnitude has the bits `amax`. False, and nothing made,
+// where the block needs the definition's own steps.
+__device__ inline bool fast_scale(std::uint32_t amax, float g, Nvfp4Scale& scale) {
   const float a = __uint_as_float(amax), divisor = kE2M1Max * g;
   const float y = reciprocal(divisor);
   const float wanted = refine(refine(__fmul_rn(a, y), a, divisor, y), a, divisor, y);
@@ -113,9 +140,34 @@ __device__ inline bool encode_fast(const Block& values, std::uint32_t amax, floa
     return false;
   }
   const float cut = fminf(fmaxf(wanted, kE4M3Min), kE4M3Max);
-  const std::uint8_t code = amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(cut);
-  out = {encode_codes(values, scale_of_e4m3(code) * g), {code, wanted > kE4M3Max * (1.0f + 0x1p-20f)}};
+  scale = {amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(cut), wanted > kE4M3Max * (1.0f + 0x1p-20f)};
   return true;
+}
+
+// A block whose largest magnitude has the bits `amax`, above or at kFloatInf if not all values are finite.
+// False, and nothing made, where the block needs encode_slowly.
+template <class Block>
+__device__ inline bool encode_fast(const Block& values, std::uint32_t amax, float g, EncodedBlock& out) {
+  if (amax >= kFloatInf) {
+    out = {make_uint2(0, 0), {kE4M3NaN, false}};
+    return true;
+  }
+  if (!fast_scale(amax, g, out.scale)) return false;
+  out.codes = encode_codes(values, scale_of_e4m3(out.scale.code) * g);
+  return true;
+}
+
+// Four codes under d, as encode_codes makes them.
+__device__ inline std::uint32_t encode_four(const float (&x)[4], float d) {
+  const float half = reciprocal(d) * 0.5f, twice = 2.0f * d;
+  std::uint32_t codes = 0u - kRoundBits * 0x1111u, signs = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float a = fabsf(x[i]);
+    codes += e2m1_biased(refine(__fmul_rn(a, half), a, twice, half)) << (4 * i);
+    signs |= __float_as_uint(x[i]) >> (28 - 4 * i) & (8u << (4 * i));
+  }
+  return codes | signs;
 }
 
 }  // namespace megamoe::cuda

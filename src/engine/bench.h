@@ -36,7 +36,9 @@ struct BenchReport {
     return result.weight_bytes / (bandwidth > 0 ? bandwidth : machine.bandwidth);
   }
   double compute_seconds(const BenchResult& result) const {
-    const double own = result.median_rates().flops, flops = own > 0 ? own : machine.flops;
+    const bool fp8 = result.activations == ActivationFormat::kFp8 && machine.fp8_flops > 0;
+    const double own = result.median_rates().flops, usual = fp8 ? machine.fp8_flops : machine.flops;
+    const double flops = own > 0 ? own : usual;
     return flops > 0 ? result.flops / flops : 0;
   }
   double floor_seconds(const BenchResult& result) const {

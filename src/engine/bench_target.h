@@ -17,6 +17,7 @@ struct BenchMachine {
   std::string bandwidth_of;      // what was measured: "reading", "copying, bytes read and written"
   double flops = 0;              // multiplications and additions in a second; 0 where they were not measured
   std::string flops_of;          // what was measured, or empty
+  double fp8_flops = 0;          // the same for fp8 activations, where it differs
 };
 
 // What the machine does at some moment; 0 where that was not measured.

@@ -375,6 +375,10 @@ TEST(BenchReport, TheLongerFloorCounts) {
   EXPECT_EQ(report.floor_seconds(result), 5);
   report.machine.flops = 1000;
   EXPECT_EQ(report.floor_seconds(result), 2);
+  report.machine.fp8_flops = 100;
+  EXPECT_EQ(report.floor_seconds(result), 2);
+  result.activations = ActivationFormat::kFp8;
+  EXPECT_EQ(report.floor_seconds(result), 10);
   // What was measured along with the passes counts first, and of that the medians.
   result.rates = {{100, 500}, {200, 0.1}, {150, 600}};
   EXPECT_EQ(report.memory_seconds(result), 4);

@@ -21,8 +21,9 @@ class GpuBenchTarget final : public BenchTarget {
             .cache_bytes = info.l2,
             .bandwidth = cuda::copy_bandwidth(stream_),
             .bandwidth_of = "copying, bytes read and written",
-            .flops = sm90::tensor_rate(stream_),
-            .flops_of = "wgmma in BF16, from registers and shared memory"};
+            .flops = sm90::tensor_rate(sm90::OperandType::kBf16, stream_),
+            .flops_of = "wgmma in BF16, from registers and shared memory",
+            .fp8_flops = sm90::tensor_rate(sm90::OperandType::kFp8, stream_)};
   }
 
   // A millisecond or so: launching a graph costs some microseconds.

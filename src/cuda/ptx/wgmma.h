@@ -1,5 +1,5 @@
-// wgmma.h: warpgroup matrix products, BF16 in, FP32 out, the first operand in registers. The atoms are
-// CuTe's.
+// wgmma.h: warpgroup matrix products, BF16 or E4M3 in, FP32 out, the first operand in registers. The atoms
+// are CuTe's.
 #pragma once
 
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // every width, not only the round ones
@@ -11,13 +11,19 @@
 
 namespace megamoe::ptx {
 
-template <int kN>
+template <class Element, int kN>
 struct WgmmaAtom;
+struct Bf16 {};
+struct Fp8 {};
 #define MEGAMOE_WGMMA(n)                                                                       \
   template <>                                                                                  \
-  struct WgmmaAtom<n> {                                                                        \
+  struct WgmmaAtom<Bf16, n> {                                                                  \
     using Type = cute::SM90::GMMA::MMA_64x##n##x16_F32BF16BF16_RS<cute::SM90::GMMA::Major::K,  \
                                                                   cute::SM90::GMMA::Major::K>; \
+  };                                                                                           \
+  template <>                                                                                  \
+  struct WgmmaAtom<Fp8, n> {                                                                   \
+    using Type = cute::SM90::GMMA::MMA_64x##n##x32_F32E4M3E4M3_RS_TN<>;                        \
   }
 MEGAMOE_WGMMA(8);
 MEGAMOE_WGMMA(16);
@@ -38,7 +44,7 @@ MEGAMOE_WGMMA(128);
 MEGAMOE_WGMMA(136);
 #undef MEGAMOE_WGMMA
 
-// Where the second operand lies: a tile of rows of 64 BF16 (128 bytes) in shared memory, 128-byte swizzle,
+// Where the second operand lies: a tile of rows of 128 bytes in shared memory, 128-byte swizzle,
 // 1024-byte aligned groups of 8 rows. Adding bytes moves it; that never leaves the low word.
 struct Descriptor {
   std::uint32_t low;
@@ -54,15 +60,17 @@ struct Descriptor {
   }
 };
 
-// acc[64 x kN] += a[64 x 16] * b[16 x kN]; asynchronous until wgmma_wait.
-template <int kN, std::size_t... kI>
+// acc[64 x kN] += a * b, or = a * b where kFresh; a [64 x 32 bytes], b [32 bytes x kN]; asynchronous until
+// wgmma_wait.
+template <class Element, int kN, bool kFresh, std::size_t... kI>
 __device__ inline void wgmma_impl(float (&acc)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b,
                                   std::index_sequence<kI...>) {
-  WgmmaAtom<kN>::Type::fma(a[0], a[1], a[2], a[3], b, acc[kI]..., cute::SM90::GMMA::ScaleOut::One);
+  constexpr auto kScale = kFresh ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One;
+  WgmmaAtom<Element, kN>::Type::fma(a[0], a[1], a[2], a[3], b, acc[kI]..., kScale);
 }
-template <int kN>
+template <class Element, int kN, bool kFresh = false>
 __device__ inline void wgmma(float (&acc)[kN / 2], const std::uint32_t (&a)[4], Descriptor b) {
-  wgmma_impl<kN>(acc, a, b.bits(), std::make_index_sequence<kN / 2>());
+  wgmma_impl<Element, kN, kFresh>(acc, a, b.bits(), std::make_index_sequence<kN / 2>());
 }
 
 __device__ inline void wgmma_fence() { cute::warpgroup_arrive(); }

@@ -6,6 +6,9 @@
 #include <cstdint>
 
 #include "backend/backend.h"
+#include "cuda/activate.cuh"
+#include "cuda/encode.cuh"
+#include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/grouped_gemm.cuh"
 #include "layer/activation.h"
 #include "numerics/bf16.h"
@@ -13,18 +16,16 @@
 
 namespace megamoe::sm90 {
 
-// What takes kOperandShift out of a sum again: exact.
-inline constexpr float kOperandFactor = 0x1p7f;
-static_assert(kOperandShift == -7);
-
 // Where h goes, and in which form.
 struct HiddenOut {
   L1Output mode;
-  std::int64_t intermediate;
+  int intermediate;
   __nv_bfloat16* values;          // kInterleavedBf16 [R, 2I], kCompactBf16 [R, I]
-  std::uint8_t* codes;            // kNvfp4 [R, I / 2]
+  std::uint8_t* codes;            // kNvfp4 [R, I / 2]; kFp8: as fp8_rows.h says
   std::uint8_t* block_scales;     // kNvfp4 [R, I / 16]
   const float* tensor_scales;     // kNvfp4 [R]: of each row of h
+  float* fp8_scales;              // kFp8: as fp8_rows.h says
+  std::int64_t fp8_pitch;         // of fp8_scales
   unsigned long long* saturated;  // counts blocks cut to 448, or null
 
   __device__ float tensor_scale(std::int64_t row) const {
@@ -35,34 +36,69 @@ struct HiddenOut {
   // adjacent lanes. All lanes of a warp come here together; the invalid ones store nothing.
   __device__ void quantize(const float (&h)[4], std::int64_t row, int col, bool valid, float g) const {
     float x[4];
+    round_to_bf16(h, x);
     std::uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = __bfloat162float(__float2bfloat16_rn(h[i]));
-      amax = max(amax, bits_of_float(x[i]) & kFloatMagnitude);
-    }
+    for (int i = 0; i < 4; ++i) amax = max(amax, bits_of_float(x[i]) & kFloatMagnitude);
     amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
     amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
     if (!valid) return;
-    const bool finite = amax < kFloatInf;
-    const Nvfp4Scale scale = finite ? nvfp4_block_scale(float_of_bits(amax), g) : Nvfp4Scale{kE4M3NaN, false};
-    const float d = decode_e4m3(scale.code) * g;
     std::uint32_t word = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) word |= static_cast<std::uint32_t>(nvfp4_code(x[i], d)) << (4 * i);
+    Nvfp4Scale scale{kE4M3NaN, false};
+    if (amax < kFloatInf) {
+      if (cuda::fast_scale(amax, g, scale)) {
+        word = cuda::encode_four(x, cuda::scale_of_e4m3(scale.code) * g);
+      } else {
+        scale = nvfp4_block_scale(float_of_bits(amax), g);
+        for (int i = 0; i < 4; ++i) {
+          word |= static_cast<std::uint32_t>(nvfp4_code(x[i], decode_e4m3(scale.code) * g)) << (4 * i);
+        }
+      }
+    }
     *reinterpret_cast<std::uint16_t*>(codes + row * (intermediate / 2) + col / 2) =
-        static_cast<std::uint16_t>(finite ? word : 0u);
+        static_cast<std::uint16_t>(word);
     if (col % 16 == 0) {
       block_scales[row * (intermediate / 16) + col / 16] = scale.code;
       if (scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
     }
   }
 
+  // The same to E4M3. A group of 128 columns lies in the lanes of a warp; columns beyond the last are zero.
+  __device__ void quantize_fp8(const float (&h)[4], std::int64_t row, std::int64_t scale_place, int col,
+                               bool valid_row) const {
+    float x[4];
+    round_to_bf16(h, x);
+    std::uint32_t magnitudes[4], any = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (col >= intermediate) x[i] = 0.0f;
+      magnitudes[i] = bits_of_float(x[i]) & kFloatMagnitude;
+      any = max(any, magnitudes[i]);
+    }
+    std::uint32_t amax = any;
+    if (any >= kFloatInf) {
+      amax = 0;
+      for (const std::uint32_t magnitude : magnitudes)
+        amax = max(amax, magnitude < kFloatInf ? magnitude : 0);
+    }
+    amax = __reduce_max_sync(~0u, amax);
+    if (!valid_row || col / kFp8Tile * kFp8Tile >= intermediate) return;
+    const float d = fp8_tile_scale(float_of_bits(amax));
+    *reinterpret_cast<std::uint32_t*>(codes + row * fp8_row_bytes(intermediate) +
+                                      fp8_column_place(static_cast<std::uint32_t>(col))) =
+        cuda::encode_fp8x4(x, d, any < kFloatInf);
+    if (col % kFp8Tile == 0) fp8_scales[col / kFp8Tile * fp8_pitch + scale_place] = d;
+  }
+
   // The same four columns, and what their gate columns hold, in whichever form is asked for.
-  __device__ void store(const float (&gate)[4], const float (&h)[4], std::int64_t row, int col, bool valid,
+  __device__ void store(const float (&gate)[4], const float (&h)[4], const Tile& tile, int token, int col,
                         float g) const {
+    const std::int64_t row = tile.first_row + token;
+    const bool valid_row = token < tile.rows, valid = valid_row && col < intermediate;
     if (mode == L1Output::kNvfp4) {
       quantize(h, row, col, valid, g);
+    } else if (mode == L1Output::kFp8) {
+      quantize_fp8(h, row, tile.scale_place + token, col, valid_row);
     } else if (valid && mode == L1Output::kCompactBf16) {
       store_bf16(h, values + row * intermediate + col);
     } else if (valid) {
@@ -73,28 +109,47 @@ struct HiddenOut {
   }
 
  private:
+  __device__ static void round_to_bf16(const float (&h)[4], float (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(h[i], h[i + 1]);
+      const auto bits = *reinterpret_cast<const std::uint32_t*>(&pair);
+      x[i] = float_of_bits(bits << 16), x[i + 1] = float_of_bits(bits & 0xFFFF0000u);
+    }
+  }
   __device__ static void store_bf16(const float (&v)[4], __nv_bfloat16* at) {
     reinterpret_cast<__nv_bfloat162*>(at)[0] = __floats2bfloat162_rn(v[0], v[1]);
     reinterpret_cast<__nv_bfloat162*>(at)[1] = __floats2bfloat162_rn(v[2], v[3]);
   }
 };
 
-// Tensor scales of NVFP4 tokens; 1 for BF16.
+// What sums are multiplied by on behalf of their operands.
 struct TokensIn {
-  const float* scales;         // of each token row, or null
+  float operand_factor;        // takes operand_shift() out again
+  const float* scales;         // tensor scales of NVFP4 tokens, or null
   const std::int32_t* gather;  // as in GemmParams
   __device__ float scale(std::int64_t row) const {
-    return scales == nullptr ? 1.0f : scales[gather != nullptr ? gather[row] : row];
+    // A power of two times a scale: exact.
+    return scales == nullptr ? operand_factor
+                             : operand_factor * scales[gather != nullptr ? gather[row] : row];
   }
 };
 
-// A sum of products as the value it stands for.
+// A sum of products as the value it stands for; token_scale comes from TokensIn.
 __device__ inline float scaled(float sum, float token_scale, float weight_scale) {
-  return __fmul_rn(__fmul_rn(sum * kOperandFactor, token_scale), weight_scale);
+  return __fmul_rn(__fmul_rn(sum, token_scale), weight_scale);
 }
 
-// The epilogues. run() gets four adjacent weight rows of one token (finish() in grouped_gemm.cuh); all lanes
-// of a warp call it together, with adjacent items.
+// Adds four adjacent biases.
+__device__ inline void add_bias(const float* bias, float (&to)[4]) {
+  const float4 b = *reinterpret_cast<const float4*>(bias);
+  to[0] = __fadd_rn(to[0], b.x), to[1] = __fadd_rn(to[1], b.y);
+  to[2] = __fadd_rn(to[2], b.z), to[3] = __fadd_rn(to[3], b.w);
+}
+
+// The epilogues. expert_scales() are the tensor scales of an expert's weights. run() gets four adjacent
+// weight rows of one token (finish() in grouped_gemm.cuh); all lanes of a warp call it together, with
+// adjacent items.
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
@@ -110,27 +165,31 @@ struct GatedEpilogue {
   __device__ TokenScales token_scales(std::int64_t row) const {
     return {in.scale(row), out.tensor_scale(row)};
   }
+  __device__ float2 expert_scales(int expert) const {
+    return {weight_scales[2 * expert], weight_scales[2 * expert + 1]};
+  }
 
   template <class SumOf>
   __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
-                      const SumOf& sum_of) const {
+                      float2 weight_scale, const SumOf& sum_of) const {
     const int col = weight_tile * (kTileRows / 2) + item * 4;
     const bool valid = token < tile.rows && col < out.intermediate;
     const int row_of_gate = item / 2 * 16 + item % 2 * 4;
     const float4 gates = sum_of(row_of_gate), ups = sum_of(row_of_gate + 8);
-    const float gate_scale = weight_scales[2 * tile.expert], up_scale = weight_scales[2 * tile.expert + 1];
     float gate[4] = {gates.x, gates.y, gates.z, gates.w}, up[4] = {ups.x, ups.y, ups.z, ups.w}, h[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float g = scaled(gate[i], scales.in, gate_scale), u = scaled(up[i], scales.in, up_scale);
-      if (gate_bias != nullptr && valid) {
-        const std::int64_t at = tile.expert * out.intermediate + col + i;
-        g = __fadd_rn(g, gate_bias[at]), u = __fadd_rn(u, up_bias[at]);
-      }
-      const ActivatedPair activated = activate(activation, g, u);
-      gate[i] = activated.gate, h[i] = activated.h;
+      gate[i] = scaled(gate[i], scales.in, weight_scale.x), up[i] = scaled(up[i], scales.in, weight_scale.y);
     }
-    out.store(gate, h, tile.first_row + token, col, valid, scales.out);
+    if (gate_bias != nullptr && valid) {
+      const std::int64_t at = static_cast<std::int64_t>(tile.expert) * out.intermediate + col;
+      add_bias(gate_bias + at, gate), add_bias(up_bias + at, up);
+    }
+    ActivatedPair activated[4];
+    cuda::activate_all(activation, gate, up, activated);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gate[i] = activated[i].gate, h[i] = activated[i].h;
+    out.store(gate, h, tile, token, col, scales.out);
   }
 };
 
@@ -146,22 +205,22 @@ struct Relu2Epilogue {
   __device__ TokenScales token_scales(std::int64_t row) const {
     return {in.scale(row), out.tensor_scale(row)};
   }
+  __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
   template <class SumOf>
   __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
-                      const SumOf& sum_of) const {
+                      float2 weight_scale, const SumOf& sum_of) const {
     const int col = weight_tile * kTileRows + item * 4;
     const bool valid = token < tile.rows && col < out.intermediate;
     const float4 ups = sum_of(item * 4);
-    const float up[4] = {ups.x, ups.y, ups.z, ups.w};
-    float h[4];
+    float up[4] = {ups.x, ups.y, ups.z, ups.w}, h[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float u = scaled(up[i], scales.in, weight_scales[tile.expert]);
-      if (bias != nullptr && valid) u = __fadd_rn(u, bias[tile.expert * out.intermediate + col + i]);
-      h[i] = activate({.kind = Activation::kRelu2}, 0.0f, u).h;
-    }
-    out.store(h, h, tile.first_row + token, col, valid, scales.out);
+    for (int i = 0; i < 4; ++i) up[i] = scaled(up[i], scales.in, weight_scale.x);
+    if (bias != nullptr && valid)
+      add_bias(bias + static_cast<std::int64_t>(tile.expert) * out.intermediate + col, up);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) h[i] = activate({.kind = Activation::kRelu2}, 0.0f, up[i]).h;
+    out.store(h, h, tile, token, col, scales.out);
   }
 };
 
@@ -176,21 +235,20 @@ struct PlainEpilogue {
   float* out;                  // [R, H]
 
   __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), 1.0f}; }
+  __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
   template <class SumOf>
   __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
-                      const SumOf& sum_of) const {
+                      float2 weight_scale, const SumOf& sum_of) const {
     const int col = weight_tile * kTileRows + item * 4;
     if (token >= tile.rows || col >= width) return;
     const float4 sums = sum_of(item * 4);
-    const float scale = weight_scales[tile.expert];
-    float4 y = make_float4(scaled(sums.x, scales.in, scale), scaled(sums.y, scales.in, scale),
-                           scaled(sums.z, scales.in, scale), scaled(sums.w, scales.in, scale));
-    if (bias != nullptr) {
-      const float4 b = *reinterpret_cast<const float4*>(bias + tile.expert * width + col);
-      y = make_float4(__fadd_rn(y.x, b.x), __fadd_rn(y.y, b.y), __fadd_rn(y.z, b.z), __fadd_rn(y.w, b.w));
-    }
-    *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token) * width + col) = y;
+    float y[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] = scaled(y[i], scales.in, weight_scale.x);
+    if (bias != nullptr) add_bias(bias + tile.expert * width + col, y);
+    *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token) * width + col) =
+        make_float4(y[0], y[1], y[2], y[3]);
   }
 };
 

@@ -34,6 +34,7 @@ HiddenResult quantize_on_gpu(L1Output mode, const Rows& h, std::int64_t cols,
   HiddenResult result{Rows(ActivationFormat::kNvfp4, h.rows, cols, 0), saturated.download()[0] - 100};
   result.h.codes = codes.download();
   result.h.block_scales = block_scales.download();
+  result.h.scales = scales;
   return result;
 }
 
@@ -45,7 +46,7 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
   const std::vector<std::int64_t> widths = {16, 32, 48, 80, 112, 128, 176, 256, 368, 720, 1008, 1408, 2880};
   std::int64_t bytes = 0;
   std::uint64_t saturated = 0;
-  std::vector<TileChoice> tiles = all_tiles();
+  std::vector<TileChoice> tiles = all_tiles(OperandType::kBf16);
   tiles.push_back({});
   for (std::uint64_t trial = 0; trial < 500; ++trial) {
     cuda::Random random(trial);
@@ -89,7 +90,7 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
     };
     const HiddenResult fused = run(L1Output::kNvfp4, 0x7F);
     expect_same(run(L1Output::kNvfp4, 0xFF), fused);
-    for (const L1Output mode : modes_of(config)) {
+    for (const L1Output mode : modes_of(config, format)) {
       if (mode == L1Output::kNvfp4) continue;
       SCOPED_TRACE(to_string(mode));
       const HiddenResult bf16_h = run(mode, 0x00);
@@ -144,8 +145,9 @@ class PassThrough {
                 want.h.block_scales.begin() + r * kWidth / 16);
       saturated += row.saturated;
     }
+    want.h.scales = scales;
     want.saturated = static_cast<std::uint64_t>(saturated);
-    for (const TileChoice& tile : kTileKinds) {
+    for (const TileChoice& tile : tile_kinds(OperandType::kBf16)) {
       SCOPED_TRACE(tile);
       expect_same(device_->gemm1(x, {{0, rows}, {}}, L1Output::kNvfp4, scales, {.tile = tile}), want);
     }

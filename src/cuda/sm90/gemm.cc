@@ -7,13 +7,16 @@ namespace megamoe::sm90 {
 
 std::int64_t gemm_workspace_bytes(ActivationFormat format, bool gathers, std::int64_t max_rows,
                                   std::int64_t cols) {
-  if (format == ActivationFormat::kBf16 && !gathers) return 0;
+  if (format == ActivationFormat::kFp8 || (format == ActivationFormat::kBf16 && !gathers)) return 0;
   return checked_mul(checked_mul(max_rows, cols), sizeof(bf16));
 }
 
-std::vector<TileChoice> all_tiles() {
-  std::vector<TileChoice> tiles = {{8, 1}};
-  for (int tokens = 8; tokens <= kWideTile; tokens += 8) tiles.push_back({tokens, row_groups_of(tokens)});
+std::vector<TileChoice> all_tiles(OperandType type) {
+  std::vector<TileChoice> tiles;
+  if (type == OperandType::kBf16) tiles.push_back({8, 1});
+  for (int tokens = 8; tokens <= wide_tile(type); tokens += 8) {
+    tiles.push_back({tokens, row_tiles_of(type, tokens)});
+  }
   return tiles;
 }
 

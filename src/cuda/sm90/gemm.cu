@@ -1,39 +1,20 @@
-// gemm.cu: picks the instance of the grouped GEMM kernel and launches it.
+// gemm.cu: checks a call, describes its tokens and hands it to the kernels of its operands.
 #include "cuda/sm90/gemm.h"
 
 #include <atomic>
-#include <utility>
 
 #include "cuda/gather.h"
 #include "cuda/launch.h"
 #include "cuda/quantize.h"
 #include "cuda/sm90/epilogue.cuh"
-#include "cuda/sm90/grouped_gemm.cuh"
+#include "cuda/sm90/fp8_rows.h"
+#include "cuda/sm90/launch_gemm.cuh"
 
 namespace megamoe::sm90 {
 namespace {
 
 // H and I at most: pieces of work are counted in 32 bits.
 constexpr std::int64_t kMaxSize = 1 << 20;
-
-template <class Config, class Epilogue>
-cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream) {
-  const auto kernel = grouped_gemm_kernel<Config, Epilogue>;
-  constexpr int kShared = static_cast<int>(sizeof(GemmStorage<Config>));
-  static_assert(kShared <= 227 * 1024, "more shared memory than a CTA can have");
-  int device = 0, multiprocessors = 0;
-  if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
-  if (const cudaError_t e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-      e != cudaSuccess) {
-    return e;
-  }
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-      e != cudaSuccess) {
-    return e;
-  }
-  return cuda::launch_early(kernel, multiprocessors, Config::kThreads, kShared, stream, params, epilogue);
-}
 
 // cuTensorMapEncodeTiled, from the driver: a program that links with it would not start without one.
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -51,45 +32,60 @@ cudaError_t find_encode_tiled(EncodeTiled* encode) {
   return cudaSuccess;
 }
 
-// BF16 [rows, cols], in boxes of a chunk's columns by `box_rows`, as the swizzled tiles of wgmma want them.
-cudaError_t describe_tokens(const void* data, std::int64_t rows, std::int64_t cols, std::int64_t row_bytes,
-                            int box_rows, CUtensorMap* map) {
+// A matrix [rows, cols] of which boxes are copied to shared memory.
+struct Boxes {
+  CUtensorMapDataType type;
+  const void* data;
+  std::int64_t rows, cols, row_bytes;
+  int box_rows, box_cols;
+  CUtensorMapSwizzle swizzle;
+};
+cudaError_t describe(const Boxes& boxes, CUtensorMap* map) {
   EncodeTiled encode = nullptr;
   if (const cudaError_t status = find_encode_tiled(&encode); status != cudaSuccess) return status;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_bytes)};
-  const cuuint32_t box[2] = {kChunkCols, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(boxes.cols), static_cast<cuuint64_t>(boxes.rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(boxes.row_bytes)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(boxes.box_cols),
+                             static_cast<cuuint32_t>(boxes.box_rows)};
+  const cuuint32_t steps[2] = {1, 1};
+  const CUresult result = encode(map, boxes.type, 2, const_cast<void*>(boxes.data), sizes, strides, box,
+                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, boxes.swizzle,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// The instance of this width.
-template <class Epilogue, int... kEighths>
-cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream,
-                         std::integer_sequence<int, kEighths...>) {
-  cudaError_t status = cudaErrorInvalidValue;
-  const auto one = [&]<int kTokens>() {
-    status = launch<GemmConfig<kTokens, row_groups_of(kTokens), 1>>(params, epilogue, stream);
-  };
-  (void)((tokens == 8 * (kEighths + 1) && (one.template operator()<8 * (kEighths + 1)>(), true)) || ...);
-  return status;
-}
-
-template <class Epilogue>
-cudaError_t launch_tile(const TileChoice& tile, const GemmParams& params, const Epilogue& epilogue,
-                        cudaStream_t stream) {
-  if (tile.row_groups == 1) return launch<GemmConfig<8, 1, 4>>(params, epilogue, stream);
-  return launch_width(tile.tokens, params, epilogue, stream,
-                      std::make_integer_sequence<int, kWideTile / 8>{});
+// A chunk's columns of a tile's tokens, 128 bytes of each, as the swizzled tiles of wgmma want them; for FP8
+// their scales, too.
+cudaError_t describe_tokens(const ActivationRows& tokens, int experts, int tile_tokens, GemmParams* params) {
+  const bool fp8 = tokens.format == ActivationFormat::kFp8;
+  const void* data = fp8 ? static_cast<const void*>(tokens.codes) : tokens.values;
+  const cudaError_t status =
+      describe({.type = fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                .data = data,
+                .rows = tokens.rows,
+                .cols = fp8 ? fp8_row_bytes(tokens.cols) : tokens.cols,
+                .row_bytes = fp8 ? fp8_row_bytes(tokens.cols) : tokens.row_stride * 2,
+                .box_rows = tile_tokens,
+                .box_cols = chunk_cols(operand_type(tokens.format)),
+                .swizzle = CU_TENSOR_MAP_SWIZZLE_128B},
+               &params->tokens);
+  if (status != cudaSuccess || !fp8) return status;
+  return describe({.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                   .data = tokens.scales,
+                   .rows = fp8_groups(tokens.cols),
+                   .cols = fp8_scale_pitch(tokens.rows, experts),
+                   .row_bytes = fp8_scale_pitch(tokens.rows, experts) * 4,
+                   .box_rows = 1,
+                   .box_cols = tile_tokens,
+                   .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE},
+                  &params->token_scales);
 }
 
 // BF16 rows in expert order: the tokens themselves, or made of them at `workspace`. NVFP4 tokens are decoded
 // here, once and without their tensor scales, rather than by every tile that reads them.
 cudaError_t order_tokens(const GroupedInput& in, cudaStream_t stream, ActivationRows* ordered) {
   *ordered = in.tokens;
+  if (in.tokens.format == ActivationFormat::kFp8) return cudaSuccess;
   if (in.tokens.format == ActivationFormat::kBf16 && in.gather == nullptr) return cudaSuccess;
   auto* made = static_cast<bf16*>(in.workspace);
   const cuda::RowCount rows(in.max_rows, in.offsets + in.experts);
@@ -106,10 +102,11 @@ template <class Epilogue>
 cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogue, cudaStream_t stream) {
   const bool valid = in.experts > 0 && in.experts <= kMaxExperts && in.cols > 0 && in.cols % 16 == 0 &&
                      in.cols <= kMaxSize && in.weight_rows <= kMaxSize && in.max_rows < (1ll << 31) &&
-                     in.tokens.format != ActivationFormat::kFp8;
+                     (in.tokens.format != ActivationFormat::kFp8 || in.gather == nullptr);
   if (!valid) return cudaErrorInvalidValue;
-  const TileChoice tile = in.tile == TileChoice{} ? choose_tile(in.max_rows, in.experts) : in.tile;
-  if (!is_tile(tile)) return cudaErrorInvalidValue;
+  const OperandType type = operand_type(in.tokens.format);
+  const TileChoice tile = in.tile == TileChoice{} ? choose_tile(type, in.max_rows, in.experts) : in.tile;
+  if (!is_tile(type, tile)) return cudaErrorInvalidValue;
   if (in.max_rows == 0) return cudaSuccess;
   GemmParams params{};
   params.weights = in.weights;
@@ -120,29 +117,34 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
   if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
   ActivationRows tokens;
   if (const cudaError_t status = order_tokens(in, stream, &tokens); status != cudaSuccess) return status;
-  if (const cudaError_t status = describe_tokens(tokens.values, tokens.rows, in.cols, tokens.row_stride * 2,
-                                                 tile.tokens, &params.tokens);
+  if (const cudaError_t status = describe_tokens(tokens, in.experts, tile.tokens, &params);
       status != cudaSuccess) {
     return status;
   }
-  return launch_tile(tile, params, epilogue, stream);
+  return type == OperandType::kFp8 ? launch_fp8(tile, params, epilogue, stream)
+                                   : launch_bf16(tile, params, epilogue, stream);
 }
 
 TokensIn tokens_in(const GroupedInput& in) {
-  return {in.tokens.format == ActivationFormat::kNvfp4 ? in.tokens.scales : nullptr, in.gather};
+  const int shift = operand_shift(operand_type(in.tokens.format));
+  return {static_cast<float>(1 << -shift),
+          in.tokens.format == ActivationFormat::kNvfp4 ? in.tokens.scales : nullptr, in.gather};
 }
 
 }  // namespace
 
 cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
-  if (call.mode == L1Output::kFp8) return cudaErrorInvalidValue;
+  if (call.mode == L1Output::kFp8 && call.in.tokens.format != ActivationFormat::kFp8)
+    return cudaErrorInvalidValue;
   HiddenOut out{};
   out.mode = call.mode;
-  out.intermediate = call.in.weight_rows;
+  out.intermediate = static_cast<int>(call.in.weight_rows);
   out.values = reinterpret_cast<__nv_bfloat16*>(call.out.values);
   out.codes = call.out.codes;
   out.block_scales = call.out.block_scales;
   out.tensor_scales = call.out.scales;
+  out.fp8_scales = call.out.scales;
+  out.fp8_pitch = fp8_scale_pitch(call.in.max_rows, call.in.experts);
   out.saturated = call.saturated;
   if (call.activation.gated()) {
     const GatedEpilogue epilogue{

@@ -10,39 +10,49 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "cuda/sm90/weight_layout.h"
 #include "megamoe/layer.h"
 
 namespace megamoe::sm90 {
 
 // A piece of a GEMM that a CTA computes at a time.
 struct TileChoice {
-  int tokens = 0;      // of a tile, a multiple of 8
-  int row_groups = 0;  // warpgroups along the weight rows, 64 each: 4, or 3 of wide tiles, or 1 and 3 more
-                       // share its K
+  int tokens = 0;     // of a tile, a multiple of 8
+  int row_tiles = 0;  // of 64 weight rows. BF16 operands: 4, or 3 of wide tiles, or 1 and four warpgroups
+                      // share its K; FP8 operands: 4
   friend bool operator==(const TileChoice&, const TileChoice&) = default;
 };
-inline constexpr int kNarrowTile = 64;  // the widest of 4 row groups
-inline constexpr int kWideTile = 136;   // the widest of 3
+// The widest whose accumulators leave four warpgroups enough registers.
+constexpr int narrow_tile(OperandType type) { return type == OperandType::kBf16 ? 64 : 56; }
+// The widest.
+constexpr int wide_tile(OperandType type) { return type == OperandType::kBf16 ? 136 : 112; }
 
 // Of a tile that does not share K.
-constexpr int row_groups_of(int tokens) { return tokens <= kNarrowTile ? 4 : 3; }
+constexpr int row_tiles_of(OperandType type, int tokens) {
+  return type == OperandType::kFp8 || tokens <= narrow_tile(type) ? 4 : 3;
+}
 
-constexpr bool is_tile(const TileChoice& tile) {
-  if (tile.row_groups == 1) return tile.tokens == 8;
-  return tile.tokens >= 8 && tile.tokens <= kWideTile && tile.tokens % 8 == 0 &&
-         tile.row_groups == row_groups_of(tile.tokens);
+constexpr bool is_tile(OperandType type, const TileChoice& tile) {
+  if (tile.row_tiles == 1) return type == OperandType::kBf16 && tile.tokens == 8;
+  return tile.tokens >= 8 && tile.tokens <= wide_tile(type) && tile.tokens % 8 == 0 &&
+         tile.row_tiles == row_tiles_of(type, tile.tokens);
+}
+
+// What the weights are decoded to for such activations.
+constexpr OperandType operand_type(ActivationFormat activations) {
+  return activations == ActivationFormat::kFp8 ? OperandType::kFp8 : OperandType::kBf16;
 }
 
 // What both GEMMs take.
 struct GroupedInput {
-  const std::uint8_t* weights = nullptr;  // [experts][packed_bytes]
+  const std::uint8_t* weights = nullptr;  // [experts][packed_bytes], packed for the tokens' operand type
   int experts = 0;
   std::int64_t weight_rows = 0;           // I (of gate and up each), or H
   std::int64_t cols = 0;                  // K, a multiple of 16
   const std::int64_t* offsets = nullptr;  // [experts + 1] on the device
   std::int64_t max_rows = 0;  // no routing has more rows; chooses the tile, and with it the order of sums
-  // Tokens in BF16 or NVFP4; `rows` and `cols` count. BF16: rows at multiples of 16 bytes. NVFP4: contiguous,
-  // scales are the tensor scales [*].
+  // Tokens; `rows` and `cols` count. BF16: rows at multiples of 16 bytes. NVFP4: contiguous, scales are the
+  // tensor scales [*]. FP8: as fp8_rows.h says, and no `gather`.
   ActivationRows tokens;
   const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
   void* workspace = nullptr;             // gemm_workspace_bytes(), 256-byte aligned; free after the call
@@ -61,7 +71,8 @@ struct Gemm1 {
   const float* gate_bias = nullptr;      // [experts, I] or null
   const float* up_bias = nullptr;        // [experts, I] or null
   L1Output mode = L1Output::kCompactBf16;
-  ActivationRows out;                       // as PreparedLayer::gemm1 says; kFp8 is not made
+  ActivationRows out;  // as PreparedLayer::gemm1 says; kFp8, which FP8 tokens alone make:
+                       // as fp8_rows.h says, for in.max_rows rows
   unsigned long long* saturated = nullptr;  // blocks of h cut to 448 are added here; may be null
 };
 cudaError_t gemm1(const Gemm1& call, cudaStream_t stream);
@@ -78,19 +89,19 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 // Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else as many tiles for
 // an expert as its rows need, wide enough for most: experts' rows scatter around their mean by its square
 // root, and one row too many decodes the weights again.
-constexpr TileChoice choose_tile(std::int64_t rows, int experts) {
-  if (rows <= 16) return {8, 1};
+constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
+  if (rows <= 16) return {8, type == OperandType::kBf16 ? 1 : 4};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
   const std::int64_t mean = (rows + busy - 1) / busy;
   std::int64_t root = 1;
   while (root * root < mean) ++root;
   const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 6 / 5);
-  const std::int64_t tiles = (most + kWideTile - 1) / kWideTile;
+  const std::int64_t tiles = (most + wide_tile(type) - 1) / wide_tile(type);
   const int width = static_cast<int>((most + 8 * tiles - 1) / (8 * tiles) * 8);
-  return {width, row_groups_of(width)};
+  return {width, row_tiles_of(type, width)};
 }
 
 // Every tile there is.
-std::vector<TileChoice> all_tiles();
+std::vector<TileChoice> all_tiles(OperandType type);
 
 }  // namespace megamoe::sm90

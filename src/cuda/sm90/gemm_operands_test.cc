@@ -39,17 +39,8 @@ Pattern unit_rows(std::int64_t n) {
   return p;
 }
 
-// rows * weights^T by each tile: the rows go to three experts, which all have these weights.
-void expect_products(const Pattern& rows, ActivationFormat format, const Pattern& weights) {
-  Rows h(format, rows.rows, rows.cols, 0);
-  for (std::int64_t i = 0; i < rows.rows * rows.cols && format == ActivationFormat::kBf16; ++i) {
-    const int code = rows.codes[size(i / 2)] >> (i % 2 * 4) & 15;
-    ASSERT_TRUE(code == 0 || code == 2);
-    h.values[size(i)] = {static_cast<std::uint16_t>(code == 2 ? 0x3F80 : 0)};
-  }
-  if (format == ActivationFormat::kNvfp4) {
-    h.codes = rows.codes, h.block_scales = rows.scales, h.scales.assign(h.scales.size(), 1.0f);
-  }
+// h * weights^T by each tile: the rows go to three experts, which all have these weights.
+void expect_products(const Rows& h, const Pattern& weights) {
   constexpr int kExperts = 3;
   testing::TestLayer layer(
       testing::make_config(weights.rows, weights.cols, kExperts, 1, {Activation::kRelu2}));
@@ -60,21 +51,48 @@ void expect_products(const Pattern& rows, ActivationFormat format, const Pattern
   for (ExpertWeights& expert : layer.weights.experts) expert.up = up, expert.down = down;
   const DeviceLayer device(layer.weights);
   RoutedRows routed;
-  for (std::int64_t e = 0; e <= kExperts; ++e) routed.offsets.push_back(e * rows.rows / kExperts);
-  for (const TileChoice& tile : all_tiles()) {
-    SCOPED_TRACE(::testing::Message() << tile << ", " << to_string(format));
+  for (std::int64_t e = 0; e <= kExperts; ++e) routed.offsets.push_back(e * h.rows / kExperts);
+  for (const TileChoice& tile : tiles_for(h.format)) {
+    SCOPED_TRACE(::testing::Message() << tile << ", " << to_string(h.format));
     const std::vector<float> y = device.gemm2(h, routed, {.tile = tile});
     expect_equal(check_gemm2(second_call(layer.weights, h, routed), y.data(), kEverything));
   }
 }
 
+// Rows of 0 and 1 in this format; NVFP4 as they are.
+Rows rows_of(const Pattern& rows, ActivationFormat format) {
+  Rows h(format, rows.rows, rows.cols, 0);
+  for (std::int64_t i = 0; i < rows.rows * rows.cols && format == ActivationFormat::kBf16; ++i) {
+    const int code = rows.codes[size(i / 2)] >> (i % 2 * 4) & 15;
+    EXPECT_TRUE(code == 0 || code == 2);
+    h.values[size(i)] = {static_cast<std::uint16_t>(code == 2 ? 0x3F80 : 0)};
+  }
+  if (format == ActivationFormat::kFp8) {
+    for (std::int64_t i = 0; i < rows.rows * rows.cols; ++i) {
+      h.codes[size(i)] = (rows.codes[size(i / 2)] >> (i % 2 * 4) & 15) == 2 ? 0x38 : 0;
+    }
+    h.scales.assign(h.scales.size(), 1.0f);
+  }
+  if (format == ActivationFormat::kNvfp4) {
+    h.codes = rows.codes, h.block_scales = rows.scales, h.scales.assign(h.scales.size(), 1.0f);
+  }
+  return h;
+}
+
 TEST_F(GemmOperands, EveryWeightCodeUnderEveryScale) {
   for (const ActivationFormat format : kFormats) {
-    expect_products(unit_rows(80), format, every_code_under_every_scale());
+    expect_products(rows_of(unit_rows(80), format), every_code_under_every_scale());
   }
 }
 TEST_F(GemmOperands, EveryTokenCodeUnderEveryScale) {
-  expect_products(every_code_under_every_scale(), ActivationFormat::kNvfp4, unit_rows(80));
+  expect_products(rows_of(every_code_under_every_scale(), ActivationFormat::kNvfp4), unit_rows(80));
+  Rows fp8(ActivationFormat::kFp8, 256, 80, 0);  // every code, NaN among them, at every place
+  for (std::int64_t i = 0; i < 256 * 80; ++i) fp8.codes[size(i)] = static_cast<std::uint8_t>(i / 80 + i % 80);
+  for (std::int64_t r = 0; r < 256; ++r) {  // one of a row, for a NaN spoils all
+    for (std::int64_t k = 0; k < 80; ++k) fp8.codes[size(r * 80 + k)] *= k == r * 7 % 80;
+  }
+  std::fill(fp8.scales.begin(), fp8.scales.end(), 0.25f);
+  expect_products(fp8, unit_rows(80));
 }
 
 // The largest code under the largest scale on both sides: sums up to 8192 * 2688^2, exact.
@@ -87,7 +105,7 @@ TEST_F(GemmOperands, TheLargestOperands) {
     layer.weights.experts[0].down = layer.nvfp4(16, width, 0.75f, all(sign), all(0x7E));
     const DeviceLayer device(layer.weights);
     for (const ActivationFormat format : kFormats) {
-      for (const TileChoice& tile : kTileKinds) {
+      for (const TileChoice& tile : tile_kinds(format)) {
         SCOPED_TRACE(::testing::Message() << tile << ", " << to_string(format));
         const std::int64_t rows = 2 * tile.tokens - 5;
         const RoutedRows routed{{0, rows}, {}};
@@ -95,7 +113,8 @@ TEST_F(GemmOperands, TheLargestOperands) {
           Rows x(format, rows, cols, 0);
           std::fill(x.values.begin(), x.values.end(),
                     bf16{static_cast<std::uint16_t>(sign == 7 ? 0x4528 : 0xC528)});
-          std::fill(x.codes.begin(), x.codes.end(), static_cast<std::uint8_t>(17 * sign));  // 2688 too
+          const int code = format == ActivationFormat::kFp8 ? (sign == 7 ? 0x7E : 0xFE) : 17 * sign;
+          std::fill(x.codes.begin(), x.codes.end(), static_cast<std::uint8_t>(code));  // 448; 2688 too
           std::fill(x.block_scales.begin(), x.block_scales.end(), std::uint8_t{0x7E});
           std::fill(x.scales.begin(), x.scales.end(), 1.0f);
           return x;
@@ -105,7 +124,9 @@ TEST_F(GemmOperands, TheLargestOperands) {
         expect_equal(check_gemm1(first_call(layer.weights, x, routed), L1Output::kCompactBf16,
                                  result.h.view(), 20000));
         const std::vector<float> y = device.gemm2(h, routed, {.tile = tile});
-        EXPECT_EQ(y[0], 0.75f * 8192.0f * 2688.0f * 2688.0f);
+        // FP8's folded 6 * 448 / 8 is 320.
+        EXPECT_EQ(y[0], 0.75f * 8192.0f *
+                            (format == ActivationFormat::kFp8 ? 448.0f * 8 * 320.0f : 2688.0f * 2688.0f));
         expect_equal(check_gemm2(second_call(layer.weights, h, routed), y.data(), kEverything));
       }
     }
@@ -169,6 +190,13 @@ void spoil_rows(Rows& x, Spoil how) {
         std::fill_n(x.block_scales.begin() + row * x.cols / 16, x.cols / 16, std::uint8_t{0});
       continue;
     }
+    if (x.format == ActivationFormat::kFp8) {
+      if (how == Spoil::kNan || how == Spoil::kInfinity) x.codes[at(row, k)] = row == 2 ? 0x7F : 0xFF;
+      if (how == Spoil::kMinusZero || how == Spoil::kZeroScales)
+        std::fill_n(x.codes.begin() + row * x.cols, x.cols,
+                    static_cast<std::uint8_t>(how == Spoil::kMinusZero ? 0x80 : 0));
+      continue;
+    }
     if (how == Spoil::kNan) x.values[at(row, k)] = {static_cast<std::uint16_t>(row == 2 ? 0x7FC0 : 0xFF81)};
     if (how == Spoil::kInfinity)
       x.values[at(row, k)] = {static_cast<std::uint16_t>(row == 2 ? 0x7F80 : 0xFF80)};
@@ -196,14 +224,15 @@ void expect_faults(Spoil weights_how, Spoil rows_how, const ActivationConfig& ac
   for (std::int64_t e = 0; e <= kExperts; ++e) routed.offsets.push_back(e * kRows / kExperts);
   for (std::int64_t r = 0; r < kRows; ++r)
     routed.gather.push_back(static_cast<std::int32_t>(r * 4 % kTokens));
-  for (const TileChoice& tile : all_tiles()) {
-    for (const ActivationFormat format : kFormats) {
+  for (const ActivationFormat format : kFormats) {
+    for (const TileChoice& tile : tiles_for(format)) {
       SCOPED_TRACE(::testing::Message()
                    << to_string(activation.kind) << ", " << tile << ", " << to_string(format));
       const GemmOptions options{.tile = tile};
       Rows x = testing::wide_rows(format, kTokens, config.hidden, Operands::kExact, 6);
       spoil_rows(x, rows_how);
-      for (const L1Output mode : modes_of(config)) {
+      for (const L1Output mode : modes_of(config, format)) {
+        if (mode == L1Output::kFp8) continue;  // what it makes of h: gemm_test.cc
         SCOPED_TRACE(to_string(mode));
         const Rows h = device.gemm1(x, routed, mode, testing::h_scales(kRows, 7), options).h;
         hold(check_gemm1(first_call(layer->weights, x, routed), mode, h.view(), kEverything));

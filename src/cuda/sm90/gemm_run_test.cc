@@ -1,5 +1,6 @@
 // gemm_run_test.cc: what gemm_test.h declares.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cuda/sm90/gemm_test.h"
@@ -33,10 +34,48 @@ std::vector<T> used_rows(const Output<T>& output, std::int64_t rows, std::int64_
   return values;
 }
 
-// Rows of activations on the GPU.
+// Where the kernels keep column k of a row of FP8: in each 64 the 16 groups of 4 columns lie transposed.
+std::int64_t fp8_place(std::int64_t k) {
+  const std::int64_t four = k % 64 / 4;
+  return k / 64 * 64 + (four % 4 * 4 + four / 4) * 4 + k % 4;
+}
+std::int64_t next_four(std::int64_t n) { return (n + 3) / 4 * 4; }
+std::int64_t fp8_pitch(std::int64_t rows, int experts) { return next_four(rows) + 4 * experts; }
+// Where the scales of row r are: an expert's begin at a multiple of 4, with a gap of up to 8 before them.
+std::int64_t fp8_scale(const RoutedRows& routed, std::int64_t r) {
+  std::size_t e = 0;
+  while (routed.offsets[e + 1] <= r) ++e;
+  return next_four(routed.offsets[e]) + 4 * static_cast<std::int64_t>(e) + r - routed.offsets[e];
+}
+std::int64_t fp8_width(std::int64_t cols) { return (cols + 127) / 128 * 128; }
+
+// Rows of activations on the GPU. FP8: the row of each routed row.
 class DeviceRows {
  public:
-  DeviceRows(const testing::Rows& host, bool strided) : rows(host.view()) {
+  DeviceRows(const testing::Rows& host, bool strided, const RoutedRows& routed,
+             const std::vector<std::int32_t>& gather)
+      : rows(host.view()) {
+    if (host.format == ActivationFormat::kFp8) {
+      if (!gather.empty()) rows.rows = static_cast<std::int64_t>(gather.size());
+      const std::int64_t width = fp8_width(host.cols), pitch = fp8_pitch(rows.rows, routed.experts()),
+                         groups = width / 128;
+      std::vector<std::uint8_t> codes(size(rows.rows * width));
+      std::vector<float> scales(size(pitch * groups), NAN);
+      for (std::int64_t r = 0; r < routed.rows(); ++r) {
+        const std::int64_t from = gather.empty() ? r : gather[size(r)];
+        for (std::int64_t k = 0; k < host.cols; ++k) {
+          codes[size(r * width + fp8_place(k))] = host.codes[size(from * host.cols + k)];
+        }
+        for (std::int64_t g = 0; g < groups; ++g) {
+          scales[size(g * pitch + fp8_scale(routed, r))] = host.scales[size(from * groups + g)];
+        }
+      }
+      codes_ = DeviceArray<std::uint8_t>(codes);
+      scales_ = DeviceArray<float>(scales);
+      rows.codes = codes_.data();
+      rows.scales = scales_.data();
+      return;
+    }
     if (host.format == ActivationFormat::kBf16) {
       rows.row_stride = host.cols + (strided ? 24 : 0);
       std::vector<bf16> wide(size(host.rows * rows.row_stride), bf16{0x7FC0});
@@ -99,10 +138,14 @@ struct DeviceLayer::Role {
       raw.back().scales[m] = on_device.emplace_back(to_device(matrices[i]->scales, rows * cols / 16)).data();
       tensor_scales.push_back(matrices[i]->tensor_scale);
     }
-    packed = DeviceArray<std::uint8_t>(experts * packed_bytes(role, rows, cols));
     const DeviceArray<RawWeights> table(raw);
-    cuda_check(pack_layer(role, table.data(), static_cast<int>(experts), rows, cols, packed.data(), nullptr),
-               "packing weights");
+    for (const OperandType type : {OperandType::kBf16, OperandType::kFp8}) {
+      DeviceArray<std::uint8_t>& to = packed[static_cast<int>(type)];
+      to = DeviceArray<std::uint8_t>(experts * packed_bytes(type, role, rows, cols));
+      cuda_check(
+          pack_layer(type, role, table.data(), static_cast<int>(experts), rows, cols, to.data(), nullptr),
+          "packing weights");
+    }
     cuda_check(cudaDeviceSynchronize(), "packing weights");
     scales = DeviceArray<float>(tensor_scales);
   }
@@ -114,9 +157,9 @@ struct DeviceLayer::Role {
   }
 
   std::int64_t rows, cols;
-  DeviceArray<std::uint8_t> packed;
-  DeviceArray<float> scales;   // [experts], or [experts][2]
-  DeviceArray<float> bias[2];  // [experts, rows], empty where there is none
+  DeviceArray<std::uint8_t> packed[2];  // by OperandType
+  DeviceArray<float> scales;            // [experts], or [experts][2]
+  DeviceArray<float> bias[2];           // [experts, rows], empty where there is none
 };
 
 DeviceLayer::DeviceLayer(const LayerWeights& weights) : config_(weights.config) {
@@ -136,11 +179,11 @@ DeviceLayer::DeviceLayer(const LayerWeights& weights) : config_(weights.config) 
 
 DeviceLayer::~DeviceLayer() = default;
 
-GroupedInput DeviceLayer::input(const Role& role, const RoutedRows& routed,
+GroupedInput DeviceLayer::input(const Role& role, ActivationFormat format, const RoutedRows& routed,
                                 const GemmOptions& options) const {
   EXPECT_EQ(routed.experts(), config_.num_experts);
   GroupedInput in;
-  in.weights = role.packed.data();
+  in.weights = role.packed[static_cast<int>(operand_type(format))].data();
   in.experts = static_cast<int>(config_.num_experts);
   in.weight_rows = role.rows;
   in.cols = role.cols;
@@ -153,31 +196,41 @@ GroupedInput DeviceLayer::input(const Role& role, const RoutedRows& routed,
 HiddenResult DeviceLayer::gemm1(const testing::Rows& x, const RoutedRows& routed, L1Output mode,
                                 const std::vector<float>& h_scales, const GemmOptions& options) const {
   const std::int64_t rows = routed.rows(), intermediate = config_.intermediate, all = rows + kRowsBehind;
-  const bool fp4 = mode == L1Output::kNvfp4;
+  const bool fp4 = mode == L1Output::kNvfp4, fp8 = mode == L1Output::kFp8;
   const std::int64_t width = mode == L1Output::kInterleavedBf16 ? 2 * intermediate : intermediate;
-  const DeviceRows tokens(x, options.strided);
-  const Output<bf16> values(fp4 ? 0 : all * width, options.poison);
-  const Output<std::uint8_t> codes(fp4 ? all * intermediate / 2 : 0, options.poison),
+  // FP8 comes in expert order.
+  const std::vector<std::int32_t> none, &gather = x.format == ActivationFormat::kFp8 ? none : routed.gather;
+  const DeviceRows tokens(x, options.strided, routed, routed.gather);
+  const Output<bf16> values(fp4 || fp8 ? 0 : all * width, options.poison);
+  const std::int64_t code_width = fp4 ? intermediate / 2 : fp8 ? fp8_width(intermediate) : 0;
+  const Output<std::uint8_t> codes(all * code_width, options.poison),
       block_scales(fp4 ? all * intermediate / 16 : 0, options.poison);
   const DeviceArray<float> scales(h_scales);
   const DeviceArray<unsigned long long> saturated(std::vector<unsigned long long>{100});
   Gemm1 call;
-  call.in = input(*first_, routed, options);
+  call.in = input(*first_, x.format, routed, options);
   call.in.tokens = tokens.rows;
-  const DeviceRouting routing(routed, routed.gather, x.format, call.in, options.poison);
+  const std::int64_t pitch = fp8_pitch(call.in.max_rows, routed.experts()),
+                     groups = fp8 ? code_width / 128 : 0;
+  const Output<float> fp8_scales(groups * pitch, options.poison);
+  const DeviceRouting routing(routed, gather, x.format, call.in, options.poison);
   call.activation = config_.activation;
   call.weight_scales = first_->scales.data();
   call.gate_bias = first_->bias[0].data();
   call.up_bias = first_->bias[1].data();
   call.mode = mode;
-  call.out = {.format = fp4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16,
+  call.out = {.format = fp4   ? ActivationFormat::kNvfp4
+                        : fp8 ? ActivationFormat::kFp8
+                              : ActivationFormat::kBf16,
               .rows = rows,
               .cols = width,
               .row_stride = width,
-              .values = fp4 ? nullptr : values.data(),
-              .codes = fp4 ? codes.data() : nullptr,
-              .block_scales = fp4 ? block_scales.data() : nullptr,
-              .scales = fp4 ? scales.data() : nullptr};
+              .values = values.data(),
+              .codes = codes.data(),
+              .block_scales = block_scales.data(),
+              .scales = fp4   ? scales.data()
+                        : fp8 ? fp8_scales.data()
+                              : nullptr};
   call.saturated = saturated.data();
   cuda_check(sm90::gemm1(call, nullptr), "testing the first GEMM");
   cuda_check(cudaDeviceSynchronize(), "testing the first GEMM");
@@ -188,6 +241,22 @@ HiddenResult DeviceLayer::gemm1(const testing::Rows& x, const RoutedRows& routed
     result.h.block_scales = used_rows(block_scales, rows, intermediate / 16, options.poison);
     result.h.scales = h_scales;
     EXPECT_TRUE(cuda::same_bytes(scales.download(), h_scales));
+  } else if (fp8) {
+    const std::vector<std::uint8_t> rows_of_codes = used_rows(codes, rows, code_width, options.poison);
+    const std::vector<float> all_scales = fp8_scales.download();
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t k = 0; k < code_width; ++k) {
+        const std::uint8_t code = rows_of_codes[size(r * code_width + fp8_place(k))];
+        if (k < intermediate) {
+          result.h.codes[size(r * intermediate + k)] = code;
+        } else {
+          EXPECT_EQ(code, 0) << "beyond the last column, row " << r;
+        }
+      }
+      for (std::int64_t g = 0; g < groups; ++g) {
+        result.h.scales[size(r * groups + g)] = all_scales[size(g * pitch + fp8_scale(routed, r))];
+      }
+    }
   } else {
     result.h.values = used_rows(values, rows, width, options.poison);
   }
@@ -204,14 +273,14 @@ std::vector<std::vector<float>> DeviceLayer::gemm2_in_a_row(const std::vector<te
                                                             const GemmOptions& options) const {
   const std::int64_t rows = routed.rows();
   Gemm2 call;
-  call.in = input(*second_, routed, options);
+  call.in = input(*second_, h[0].format, routed, options);
   call.weight_scales = second_->scales.data();
   call.bias = second_->bias[0].data();
   const DeviceRouting routing(routed, {}, h[0].format, call.in, options.poison);
   std::vector<DeviceRows> tokens;
   std::vector<Output<float>> outputs;
   for (const testing::Rows& one : h) {
-    tokens.emplace_back(one, options.strided);
+    tokens.emplace_back(one, options.strided, routed, std::vector<std::int32_t>());
     outputs.emplace_back((rows + kRowsBehind) * config_.hidden, options.poison);
   }
   for (std::size_t i = 0; i < h.size(); ++i) {
@@ -255,6 +324,7 @@ void expect_same(const HiddenResult& got, const HiddenResult& want) {
   EXPECT_TRUE(cuda::same_bytes(got.h.values, want.h.values));
   EXPECT_TRUE(cuda::same_bytes(got.h.codes, want.h.codes));
   EXPECT_TRUE(cuda::same_bytes(got.h.block_scales, want.h.block_scales));
+  EXPECT_TRUE(cuda::same_bytes(got.h.scales, want.h.scales));
   EXPECT_EQ(got.saturated, want.saturated);
 }
 
@@ -264,9 +334,10 @@ void expect_equal(const testing::Verdict& v) {
   EXPECT_EQ(v.different_scales, 0) << v.first_different;
 }
 
-std::vector<L1Output> modes_of(const LayerConfig& config) {
-  if (!config.activation.gated()) return {L1Output::kCompactBf16, L1Output::kNvfp4};
-  return {L1Output::kCompactBf16, L1Output::kInterleavedBf16, L1Output::kNvfp4};
+std::vector<L1Output> modes_of(const LayerConfig& config, ActivationFormat format) {
+  const L1Output fused = format == ActivationFormat::kFp8 ? L1Output::kFp8 : L1Output::kNvfp4;
+  if (!config.activation.gated()) return {L1Output::kCompactBf16, fused};
+  return {L1Output::kCompactBf16, L1Output::kInterleavedBf16, fused};
 }
 
 }  // namespace megamoe::sm90

@@ -7,6 +7,7 @@
 #include "cuda/sm90/gemm_test.h"
 #include "layer/geometries.h"
 #include "megamoe/error.h"
+#include "tests/independent.h"
 
 namespace megamoe::sm90 {
 namespace {
@@ -30,8 +31,30 @@ void expect_equal_sums(const Verdict& v) {
   EXPECT_LT(v.largest_sum, testing::kExactLimit) << "the test's own operands are too wide";
 }
 
-// One case: both GEMMs in both formats, every mode, over the same routing, each twice. Hands each verdict to
-// `judge` together with its format and whether it is the second GEMM's.
+// Those of either operand type.
+std::vector<TileChoice> every_tile() {
+  std::vector<TileChoice> tiles = all_tiles(OperandType::kBf16);
+  for (const TileChoice& tile : all_tiles(OperandType::kFp8)) {
+    if (std::ranges::find(tiles, tile) == tiles.end()) tiles.push_back(tile);
+  }
+  return tiles;
+}
+
+// h [rows, I] in BF16 quantised to FP8 by a second implementation.
+HiddenResult as_fp8(const Rows& h) {
+  HiddenResult result{Rows(ActivationFormat::kFp8, h.rows, h.cols, 0)};
+  const std::int64_t groups = (h.cols + 127) / 128;
+  for (std::int64_t r = 0; r < h.rows; ++r) {
+    const auto row = independent::make_row(
+        {h.values.begin() + r * h.cols, h.values.begin() + (r + 1) * h.cols}, ActivationFormat::kFp8, 0.0f);
+    std::ranges::copy(row.codes, result.h.codes.begin() + r * h.cols);
+    std::ranges::copy(row.scales, result.h.scales.begin() + r * groups);
+  }
+  return result;
+}
+
+// One case: both GEMMs in every format that has the tile, every mode, over the same routing, each twice.
+// Hands each verdict to `judge` together with its format and whether it is the second GEMM's.
 struct Case {
   const LayerWeights& weights;
   const DeviceLayer& layer;
@@ -51,13 +74,20 @@ void run_case(const Case& c, const Judge& judge) {
   GemmOptions again = c.options;
   again.poison ^= 0xFF;
   for (const ActivationFormat format : kFormats) {
+    if (c.options.tile != TileChoice{} && !is_tile(operand_type(format), c.options.tile)) continue;
     const Rows x =
         testing::wide_rows(format, c.tokens != 0 ? c.tokens : rows, config.hidden, c.operands, c.seed);
-    for (const L1Output mode : modes_of(config)) {
+    HiddenResult compact{Rows(ActivationFormat::kBf16, 0, 0, 0)};
+    for (const L1Output mode : modes_of(config, format)) {
       SCOPED_TRACE(::testing::Message() << to_string(format) << ", h as " << to_string(mode));
       const std::vector<float> scales = testing::h_scales(rows, c.seed + 1);
       const HiddenResult result = c.layer.gemm1(x, c.routed, mode, scales, c.options);
       expect_same(c.layer.gemm1(x, c.routed, mode, scales, again), result);
+      if (mode == L1Output::kCompactBf16) compact = result;
+      if (mode == L1Output::kFp8) {
+        expect_same(result, as_fp8(compact.h));
+        continue;
+      }
       judge(check_gemm1(first_call(c.weights, x, c.routed), mode, result.h.view(), c.samples), format,
             mode == L1Output::kNvfp4, false);
     }
@@ -73,7 +103,7 @@ void run_case(const Case& c, const Judge& judge) {
 
 constexpr const char* kModels[] = {"deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v3",    "qwen3-30b-a3b",
                                    "gpt-oss-120b",      "glm-4.5-air",     "nemotron-3-nano"};
-constexpr std::size_t kTilesOfModel = 4;  // that are forced; the models have all of them among themselves
+constexpr std::size_t kTilesOfModel = 5;  // that are forced; the models have all of them among themselves
 
 class ModelGemms : public HopperTest, public ::testing::WithParamInterface<const char*> {
  protected:
@@ -94,7 +124,7 @@ class ModelGemms : public HopperTest, public ::testing::WithParamInterface<const
     };
     std::vector<Size> sizes;
     for (const std::int64_t rows : {1, 7, 8, 9, 40, 150, 300}) sizes.push_back({rows, rows, {}});
-    const std::vector<TileChoice> tiles = all_tiles();
+    const std::vector<TileChoice> tiles = every_tile();
     const auto model =
         static_cast<std::size_t>(std::ranges::find(kModels, std::string_view(GetParam())) - kModels);
     for (std::size_t i = 0; i < kTilesOfModel; ++i) {
@@ -122,18 +152,18 @@ class ModelGemms : public HopperTest, public ::testing::WithParamInterface<const
 TEST_P(ModelGemms, StayWithinTheErrorOfTheirSums) {
   struct {
     Verdict values, codes, y;
-  } all[2];
+  } all[3];
   run_model(Operands::kRandom, [&](const Verdict& v, ActivationFormat format, bool fp4, bool second) {
     expect_close(v);
-    auto& of = all[format == ActivationFormat::kNvfp4];
+    auto& of = all[static_cast<int>(format)];
     (second ? of.y : fp4 ? of.codes : of.values).add(v);
   });
   const auto percent = [](std::int64_t part, std::int64_t whole) {
-    return 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+    return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
   };
   for (const ActivationFormat format : kFormats) {
-    const auto& [values, codes, y] = all[format == ActivationFormat::kNvfp4];
-    EXPECT_GT(codes.scales, 1000);
+    const auto& [values, codes, y] = all[static_cast<int>(format)];
+    EXPECT_TRUE(format == ActivationFormat::kFp8 || codes.scales > 1000);
     EXPECT_LT(codes.different_share(), kDifferentShare) << codes.first_different;
     EXPECT_LE(y.worst, 1.0);
     std::printf(
@@ -161,35 +191,38 @@ INSTANTIATE_TEST_SUITE_P(Models, ModelGemms, ::testing::ValuesIn(kModels), [](co
 
 // Without a GPU: the choice is a function of the numbers alone.
 TEST(TileChoices, AreTilesThatThereAreAndFitTheRows) {
-  const std::vector<TileChoice> tiles = all_tiles();
-  EXPECT_LE(tiles.size(), kTilesOfModel * std::size(kModels)) << "no model takes the others";
-  for (const TileChoice& kind : kTileKinds) EXPECT_EQ(std::ranges::count(tiles, kind), 1) << kind;
+  EXPECT_LE(every_tile().size(), kTilesOfModel * std::size(kModels)) << "no model takes the others";
   std::vector<std::int64_t> numbers;  // of rows: all small ones, then ever further apart
   for (std::int64_t rows = 1; rows < (std::int64_t{1} << 31); rows += 1 + rows / 2000)
     numbers.push_back(rows);
-  std::vector<bool> chosen(tiles.size());
-  for (const int experts : {1, 2, 3, 4, 7, 16, 60, 128, 256, 384, 1023, 1024}) {
-    for (const std::int64_t rows : numbers) {
-      const TileChoice tile = choose_tile(rows, experts);
-      const auto at = std::ranges::find(tiles, tile);
-      ASSERT_NE(at, tiles.end()) << tile << " for " << rows << " rows of " << experts << " experts";
-      chosen[static_cast<std::size_t>(at - tiles.begin())] = true;
-      if (rows <= 16) {
-        ASSERT_EQ(tile, kTileKinds[0]);
-        continue;
+  for (const OperandType type : {OperandType::kBf16, OperandType::kFp8}) {
+    const std::vector<TileChoice> tiles = all_tiles(type);
+    for (const TileChoice& kind : tile_kinds(type)) EXPECT_EQ(std::ranges::count(tiles, kind), 1) << kind;
+    const double widest = wide_tile(type);
+    std::vector<bool> chosen(tiles.size());
+    for (const int experts : {1, 2, 3, 4, 7, 16, 60, 128, 256, 384, 1023, 1024}) {
+      for (const std::int64_t rows : numbers) {
+        const TileChoice tile = choose_tile(type, rows, experts);
+        const auto at = std::ranges::find(tiles, tile);
+        ASSERT_NE(at, tiles.end()) << tile << " for " << rows << " rows of " << experts << " experts";
+        chosen[static_cast<std::size_t>(at - tiles.begin())] = true;
+        if (rows <= 16) {
+          ASSERT_EQ(tile, tiles[0]);
+          continue;
+        }
+        // How far an expert's rows lie above the mean is their root, roughly. Tiles for one root more are not
+        // more than the widest ones would be for two; and a width less would not do for two.
+        const double mean =
+            std::ceil(static_cast<double>(rows) / static_cast<double>(std::min<std::int64_t>(rows, experts)));
+        const double root = std::sqrt(mean), one_more = mean + root, two_more = mean + 2 * std::ceil(root);
+        ASSERT_LE(std::ceil(one_more / tile.tokens), std::ceil(two_more / widest))
+            << tile << " for " << rows << " rows of " << experts << " experts";
+        ASSERT_LT((tile.tokens - 8) * std::ceil(one_more / widest), two_more)
+            << tile << " for " << rows << " rows of " << experts << " experts";
       }
-      // How far an expert's rows lie above the mean is their root, roughly. Tiles for one root more are not
-      // more than the widest ones would be for two; and a width less would not do for two.
-      const double mean =
-          std::ceil(static_cast<double>(rows) / static_cast<double>(std::min<std::int64_t>(rows, experts)));
-      const double root = std::sqrt(mean), one_more = mean + root, two_more = mean + 2 * std::ceil(root);
-      ASSERT_LE(std::ceil(one_more / tile.tokens), std::ceil(two_more / kWideTile))
-          << tile << " for " << rows << " rows of " << experts << " experts";
-      ASSERT_LT((tile.tokens - 8) * std::ceil(one_more / kWideTile), two_more)
-          << tile << " for " << rows << " rows of " << experts << " experts";
     }
+    EXPECT_EQ(std::ranges::count(chosen, false), 0) << "nobody asks for these";
   }
-  EXPECT_EQ(std::ranges::count(chosen, false), 0) << "nobody asks for these";
 }
 
 class GemmTest : public HopperTest {};
@@ -214,7 +247,7 @@ TEST_F(GemmTest, EveryTileOverEveryShape) {
   struct Shape {
     std::int64_t hidden, intermediate;
   };
-  const std::vector<TileChoice> tiles = all_tiles();
+  const std::vector<TileChoice> tiles = every_tile();
   cuda::Random random(1);
   std::uint64_t seed = 1;
   std::size_t shape = 0;
@@ -272,13 +305,14 @@ TEST_F(GemmTest, EveryTileGivesTheSameBitsAgain) {
   for (const ActivationFormat format : kFormats) {
     const Rows x = testing::wide_rows(format, 200, hidden, Operands::kRandom, 3),
                h = testing::wide_rows(format, rows, intermediate, Operands::kRandom, 4);
-    for (const TileChoice& tile : all_tiles()) {
+    const L1Output fused = modes_of(weights->weights.config, format).back();
+    for (const TileChoice& tile : tiles_for(format)) {
       SCOPED_TRACE(::testing::Message() << tile << ", " << to_string(format));
-      const HiddenResult first = layer.gemm1(x, routed, L1Output::kNvfp4, scales, {.tile = tile});
+      const HiddenResult first = layer.gemm1(x, routed, fused, scales, {.tile = tile});
       const std::vector<float> y = layer.gemm2(h, routed, {.tile = tile});
       for (const int poison : kPoisons) {
         const GemmOptions again{.tile = tile, .max_rows = rows + poison, .poison = poison};
-        expect_same(layer.gemm1(x, routed, L1Output::kNvfp4, scales, again), first);
+        expect_same(layer.gemm1(x, routed, fused, scales, again), first);
         EXPECT_TRUE(cuda::same_bytes(layer.gemm2(h, routed, again), y));
       }
     }
@@ -293,7 +327,7 @@ TEST_F(GemmTest, CallsInARowKeepToTheirOrder) {
   const DeviceLayer layer(weights->weights);
   cuda::Random random(1);
   for (const ActivationFormat format : kFormats) {
-    for (const TileChoice& tile : kTileKinds) {
+    for (const TileChoice& tile : tile_kinds(format)) {
       const RoutedRows routed = ragged_rows(random.integer(1, 1500), 16, 0, random);
       SCOPED_TRACE(::testing::Message()
                    << tile << ", " << to_string(format) << ", " << routed.rows() << " rows");
@@ -319,12 +353,12 @@ TEST_F(GemmTest, ARowDoesNotDependOnItsNeighbours) {
   RoutedRows alone{std::vector<std::int64_t>(17, 1), {}};
   std::fill_n(alone.offsets.begin(), 6, 0);  // the sixth expert's
   cuda::Random random(1);
-  for (const TileChoice& tile : all_tiles()) {
-    const std::int64_t rows = 2 * tile.tokens;
-    RoutedRows many{std::vector<std::int64_t>(17, rows), {}};
-    std::fill_n(many.offsets.begin(), 6, 0);
-    const GemmOptions options{.tile = tile};
-    for (const ActivationFormat format : kFormats) {
+  for (const ActivationFormat format : kFormats) {
+    for (const TileChoice& tile : tiles_for(format)) {
+      const std::int64_t rows = 2 * tile.tokens;
+      RoutedRows many{std::vector<std::int64_t>(17, rows), {}};
+      std::fill_n(many.offsets.begin(), 6, 0);
+      const GemmOptions options{.tile = tile};
       SCOPED_TRACE(::testing::Message() << tile << ", " << to_string(format));
       const auto first_row = [](const Rows& all) {
         Rows row(all.format, 1, all.cols, 0);
@@ -349,6 +383,7 @@ TEST_F(GemmTest, ARowDoesNotDependOnItsNeighbours) {
       swap_rows(x, place), swap_rows(h, place);
       for (Rows* all : {&x, &h}) {  // the row before is faulty
         if (format == ActivationFormat::kBf16) all->values[size((place - 1) * all->cols + 3)] = {0x7FC0};
+        if (format == ActivationFormat::kFp8) all->codes[size((place - 1) * all->cols + 3)] = 0x7F;
         if (format == ActivationFormat::kNvfp4) all->block_scales[size((place - 1) * all->cols / 16)] = 0x7F;
       }
       const auto slice = [&](const auto& values, std::int64_t width) {
@@ -368,16 +403,18 @@ TEST_F(GemmTest, ARowDoesNotDependOnItsNeighbours) {
 TEST_F(GemmTest, NoRows) {
   const auto weights = testing::wide_layer(testing::make_config(64, 32, 3, 1), Operands::kRandom, false, 1);
   const DeviceLayer layer(weights->weights);
-  std::vector<GemmOptions> calls = {{.max_rows = 0}, {.max_rows = 1}, {.max_rows = 500}};
-  for (const TileChoice& tile : kTileKinds) calls.push_back({.tile = tile, .max_rows = 300});
   for (const ActivationFormat format : kFormats) {
+    std::vector<GemmOptions> calls = {{.max_rows = 0}, {.max_rows = 1}, {.max_rows = 500}};
+    for (const TileChoice& tile : tile_kinds(format)) calls.push_back({.tile = tile, .max_rows = 300});
     for (const GemmOptions& call : calls) {
       SCOPED_TRACE(::testing::Message()
                    << to_string(format) << ", max_rows " << call.max_rows << ", " << call.tile);
       const RoutedRows none{{0, 0, 0, 0}, {}}, gathered{{0, 0, 0, 0}, {0x7F7F7F7F}};
       const Rows x = testing::wide_rows(format, call.max_rows, 64, Operands::kRandom, 1);
       EXPECT_TRUE(layer.gemm1(x, none, L1Output::kCompactBf16, {}, call).h.values.empty());
-      EXPECT_TRUE(layer.gemm1(x, gathered, L1Output::kCompactBf16, {}, call).h.values.empty());
+      if (format != ActivationFormat::kFp8) {
+        EXPECT_TRUE(layer.gemm1(x, gathered, L1Output::kCompactBf16, {}, call).h.values.empty());
+      }
       const Rows h = testing::wide_rows(format, call.max_rows, 32, Operands::kRandom, 1);
       EXPECT_TRUE(layer.gemm2(h, none, call).empty());
     }
@@ -388,7 +425,8 @@ TEST_F(GemmTest, RefusesTilesThatThereAreNot) {
   const auto weights = testing::wide_layer(testing::make_config(64, 32, 1, 1), Operands::kRandom, false, 1);
   const DeviceLayer layer(weights->weights);
   for (const ActivationFormat format : kFormats) {
-    for (const TileChoice& tile : {TileChoice{12, 4}, {kWideTile + 8, 3}}) {
+    const int wider = wide_tile(operand_type(format)) + 8;
+    for (const TileChoice& tile : {TileChoice{12, 4}, {16, 1}, {wider, 3}, {wider, 4}}) {
       const Rows h = testing::wide_rows(format, 5, 32, Operands::kRandom, 1);
       EXPECT_THROW(layer.gemm2(h, {{0, 5}, {}}, {.tile = tile}), Error) << tile;
     }
@@ -460,8 +498,9 @@ TEST_F(SmallGemms, EveryTile) {
                [](const Verdict& v, ActivationFormat, bool, bool) { expect_equal_sums(v); });
     }
   };
-  run(kActivations[2], all_tiles());
-  run(kActivations[3], {std::begin(kTileKinds), std::end(kTileKinds)});
+  run(kActivations[2], every_tile());
+  for (const OperandType type : {OperandType::kBf16, OperandType::kFp8})
+    run(kActivations[3], tile_kinds(type));
 }
 
 }  // namespace

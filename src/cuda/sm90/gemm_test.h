@@ -35,11 +35,19 @@ struct RoutedRows {
 // any of `tokens` rows, or, where that is 0, their own.
 RoutedRows ragged_rows(std::int64_t rows, int experts, std::int64_t tokens, cuda::Random& random);
 
-// One of each kind of tile: that shares K, of four row groups, of three.
-inline constexpr TileChoice kTileKinds[] = {{8, 1}, {kNarrowTile, 4}, {kWideTile, 3}};
+inline std::vector<TileChoice> tiles_for(ActivationFormat format) { return all_tiles(operand_type(format)); }
+// One of each kind of tile. BF16: that shares K, of four row tiles, of three; FP8: of one row tile for each
+// warpgroup, and of two.
+inline std::vector<TileChoice> tile_kinds(OperandType type) {
+  if (type == OperandType::kFp8) return {{narrow_tile(type), 4}, {wide_tile(type), 4}};
+  return {{8, 1}, {narrow_tile(type), 4}, {wide_tile(type), 3}};
+}
+inline std::vector<TileChoice> tile_kinds(ActivationFormat format) {
+  return tile_kinds(operand_type(format));
+}
 inline std::ostream& operator<<(std::ostream& out, const TileChoice& tile) {
   if (tile == TileChoice{}) return out << "the tile chosen";
-  return out << "tile of " << tile.tokens << " x " << tile.row_groups;
+  return out << "tile of " << tile.tokens << " x " << tile.row_tiles;
 }
 
 struct GemmOptions {
@@ -60,7 +68,8 @@ class DeviceLayer {
   ~DeviceLayer();
 
   // Fail where anything is written outside the result's rows. `h_scales` [rows] for kNvfp4. The second reads
-  // its own rows: routed.gather is for the first.
+  // its own rows: routed.gather is for the first. FP8 rows are put into expert order, and into the kernels'
+  // own, here.
   HiddenResult gemm1(const testing::Rows& x, const RoutedRows& routed, L1Output mode,
                      const std::vector<float>& h_scales, const GemmOptions& options = {}) const;
   std::vector<float> gemm2(const testing::Rows& h, const RoutedRows& routed,
@@ -72,7 +81,8 @@ class DeviceLayer {
 
  private:
   struct Role;
-  GroupedInput input(const Role& role, const RoutedRows& routed, const GemmOptions& options = {}) const;
+  GroupedInput input(const Role& role, ActivationFormat format, const RoutedRows& routed,
+                     const GemmOptions& options) const;
 
   LayerConfig config_;
   std::unique_ptr<Role> first_, second_;
@@ -94,13 +104,14 @@ void expect_same(const HiddenResult& got, const HiddenResult& want);
 void expect_equal(const testing::Verdict& verdict);
 
 inline constexpr std::int64_t kEverything = std::int64_t{1} << 40;  // outputs to be checked
-inline constexpr ActivationFormat kFormats[] = {ActivationFormat::kBf16, ActivationFormat::kNvfp4};
+inline constexpr ActivationFormat kFormats[] = {ActivationFormat::kBf16, ActivationFormat::kFp8,
+                                                ActivationFormat::kNvfp4};
 // With limits that cut many of the numbers of the random layers.
 inline constexpr ActivationConfig kActivations[] = {{.kind = Activation::kSwiGlu},
                                                     {.kind = Activation::kSwiGluClamped, .limit = 1.5f},
                                                     {.kind = Activation::kGptOss, .limit = 2.0f},
                                                     {.kind = Activation::kRelu2}};
-// compact, nvfp4 and, where there is a gate, interleaved.
-std::vector<L1Output> modes_of(const LayerConfig& config);
+// compact, nvfp4 (of FP8 tokens fp8) and, where there is a gate, interleaved.
+std::vector<L1Output> modes_of(const LayerConfig& config, ActivationFormat format);
 
 }  // namespace megamoe::sm90

@@ -6,6 +6,7 @@
 #include "cuda/device.h"
 #include "cuda/quantize.h"
 #include "cuda/route.h"
+#include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/hopper_layer.h"
 #include "cuda/sm90/host_operands.h"
 #include "cuda/sort.h"
@@ -30,8 +31,8 @@ class HopperBackend : public Backend {
     const cuda::DeviceInfo info = cuda::device_info(cuda::current_device());
     return info.major == 9 && info.minor == 0;
   }
-  bool runs(ActivationFormat activations, WeightFormat weights, bool shared) const override {
-    return activations != ActivationFormat::kFp8 && weights == WeightFormat::kNvfp4 && !shared;
+  bool runs(ActivationFormat /*activations*/, WeightFormat weights, bool shared) const override {
+    return weights == WeightFormat::kNvfp4 && !shared;
   }
   bool keeps_order() const override { return false; }  // the tensor cores' is their own
 
@@ -91,7 +92,7 @@ class HopperBackend : public Backend {
   std::int64_t quantize(const ActivationRows& x, const std::int32_t* row_map,
                         const ActivationRows& out) const override {
     if (out.rows == 0) return 0;
-    const DeviceRows input(x, true), result(out, false);
+    const DeviceRows input = DeviceRows::input(x), result = DeviceRows::output(out);
     const DeviceArray<std::int32_t> map = to_device(row_map, row_map != nullptr ? out.rows : 0);
     const Counter saturated;
     cuda_check(cuda::quantize({cuda::ElementType::kBf16, input.rows.values, x.cols}, map.data(), out.rows,
@@ -101,11 +102,24 @@ class HopperBackend : public Backend {
     return saturated.read();
   }
 
-  void quantize_fp8(const ActivationRows&, const ActivationRows&) const override { sm90::no_fp8(); }
+  void quantize_fp8(const ActivationRows& x, const ActivationRows& out) const override {
+    if (out.rows == 0) return;
+    const DeviceRows input = DeviceRows::input(x), result = DeviceRows::output(out);
+    cuda_check(sm90::quantize_fp8({.x = input.rows.values,
+                                   .row_stride = x.cols,
+                                   .tokens = out.rows,
+                                   .cols = out.cols,
+                                   .most_rows = out.rows,
+                                   .codes = result.rows.codes,
+                                   .scales = result.rows.scales},
+                                  nullptr),
+               "quantising");
+    result.to_host(out);
+  }
 
   std::int64_t deinterleave_quantize(const ActivationRows& x, const ActivationRows& out) const override {
     if (out.rows == 0) return 0;
-    const DeviceRows input(x, true), result(out, false);
+    const DeviceRows input = DeviceRows::input(x), result = DeviceRows::output(out);
     const Counter saturated;
     cuda_check(
         cuda::deinterleave_quantize(input.rows.values, x.cols, out.rows, out.cols, cuda::TensorScales::kGiven,
@@ -117,7 +131,7 @@ class HopperBackend : public Backend {
 
   void row_amax(const ActivationRows& x, float* amax) const override {
     if (x.rows == 0) return;
-    const DeviceRows input(x, true);
+    const DeviceRows input = DeviceRows::input(x);
     const DeviceArray<float> result(x.rows);
     cuda_check(cuda::row_amax({cuda::ElementType::kBf16, input.rows.values, x.cols}, x.rows, x.cols,
                               result.data(), nullptr),
@@ -127,7 +141,7 @@ class HopperBackend : public Backend {
 
   void deinterleave_row_amax(const ActivationRows& x, float* amax) const override {
     if (x.rows == 0) return;
-    const DeviceRows input(x, true);
+    const DeviceRows input = DeviceRows::input(x);
     const DeviceArray<float> result(x.rows);
     cuda_check(
         cuda::deinterleave_row_amax(input.rows.values, x.cols, x.rows, x.cols / 2, result.data(), nullptr),

@@ -33,7 +33,7 @@ std::int64_t most_rows(const Routing& routing) { return routing.tokens * routing
 
 }  // namespace
 
-HopperLayer::HopperLayer(const LayerWeights& weights) : config_(weights.config) {
+HopperLayer::HopperLayer(const LayerWeights& weights) : weights_(weights), config_(weights.config) {
   if (config_.num_experts > cuda::kMaxSortedExperts) {
     fail(ErrorCode::kUnsupported, "the hopper backend takes at most {} experts, got {}",
          cuda::kMaxSortedExperts, config_.num_experts);
@@ -42,7 +42,6 @@ HopperLayer::HopperLayer(const LayerWeights& weights) : config_(weights.config) 
     fail(ErrorCode::kUnsupported, "the hopper backend has no shared experts yet, but {} has one",
          weights.name);
   }
-  std::vector<const WeightMatrix*> first, second;
   for (std::size_t e = 0; e < weights.experts.size(); ++e) {
     const ExpertWeights& expert = weights.experts[e];
     for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
@@ -51,15 +50,27 @@ HopperLayer::HopperLayer(const LayerWeights& weights) : config_(weights.config) 
              weights.name, to_string(matrix->format));
       }
     }
-    if (config_.activation.gated()) first.push_back(&expert.gate);
-    first.push_back(&expert.up);
-    second.push_back(&expert.down);
   }
-  first_ = load_weights(config_.activation.gated() ? WeightRole::kGateUp : WeightRole::kPlain, first);
-  second_ = load_weights(WeightRole::kPlain, second);
   gate_bias_ = load_bias(weights.experts, &ExpertWeights::gate_bias, config_.intermediate);
   up_bias_ = load_bias(weights.experts, &ExpertWeights::up_bias, config_.intermediate);
   down_bias_ = load_bias(weights.experts, &ExpertWeights::down_bias, config_.hidden);
+}
+
+void HopperLayer::prepare(ActivationFormat activations) const {
+  Packed& to = packed(activations);
+  std::call_once(to.once, [&] {
+    const cuda::DeviceScope device(device_);
+    const OperandType type = operand_type(activations);
+    const bool gated = config_.activation.gated();
+    std::vector<const WeightMatrix*> first, second;
+    for (const ExpertWeights& expert : weights_.experts) {
+      if (gated) first.push_back(&expert.gate);
+      first.push_back(&expert.up);
+      second.push_back(&expert.down);
+    }
+    to.first = load_weights(type, gated ? WeightRole::kGateUp : WeightRole::kPlain, first);
+    to.second = load_weights(type, WeightRole::kPlain, second);
+  });
 }
 
 GroupedInput HopperLayer::input(const PackedWeights& weights, std::int64_t weight_rows, std::int64_t cols,
@@ -80,10 +91,11 @@ cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathere
                                       L1Output mode, const ActivationRows& out, unsigned long long* saturated,
                                       void* workspace, cudaStream_t stream) const {
   Gemm1 call;
-  call.in = input(first_, config_.intermediate, config_.hidden, x, routing, workspace);
-  call.in.gather = x_is_gathered ? nullptr : routing.row_to_token;
+  const PackedWeights& weights = packed(x.format).first;
+  call.in = input(weights, config_.intermediate, config_.hidden, x, routing, workspace);
+  call.in.gather = x_is_gathered || x.format == ActivationFormat::kFp8 ? nullptr : routing.row_to_token;
   call.activation = config_.activation;
-  call.weight_scales = first_.scales.data();
+  call.weight_scales = weights.scales.data();
   call.gate_bias = gate_bias_.data();
   call.up_bias = up_bias_.data();
   call.mode = mode;
@@ -95,8 +107,9 @@ cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathere
 cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out,
                                       void* workspace, cudaStream_t stream) const {
   Gemm2 call;
-  call.in = input(second_, config_.hidden, config_.intermediate, h, routing, workspace);
-  call.weight_scales = second_.scales.data();
+  const PackedWeights& weights = packed(h.format).second;
+  call.in = input(weights, config_.hidden, config_.intermediate, h, routing, workspace);
+  call.weight_scales = weights.scales.data();
   call.bias = down_bias_.data();
   call.out = out;
   return sm90::gemm2(call, stream);
@@ -113,14 +126,15 @@ std::int64_t HopperLayer::gemm2_workspace_bytes(ActivationFormat format, std::in
 
 std::int64_t HopperLayer::gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
                                 L1Output mode, const ActivationRows& out) const {
-  if (mode == L1Output::kFp8) no_fp8();
   if (mode == L1Output::kInterleavedBf16 && !config_.activation.gated()) {
     fail(ErrorCode::kUnsupported, "interleaved output needs a gated activation, got {}",
          to_string(config_.activation.kind));
   }
   if (routing.offsets[routing.num_experts] == 0) return 0;
   const cuda::DeviceScope device(device_);
-  const DeviceRows tokens(x, true), result(out, false);
+  prepare(x.format);
+  const DeviceRows tokens = DeviceRows::input(x, &routing, x_is_gathered);
+  const DeviceRows result = DeviceRows::output(out, &routing);
   const DeviceRouting on_gpu(routing);
   const cuda::DeviceBuffer workspace(gemm1_workspace_bytes(x.format, x_is_gathered, most_rows(routing)));
   const Counter saturated;
@@ -136,7 +150,8 @@ void HopperLayer::gemm2(const ActivationRows& h, const Routing& routing, float* 
   const std::int64_t rows = routing.offsets[routing.num_experts];
   if (rows == 0) return;
   const cuda::DeviceScope device(device_);
-  const DeviceRows tokens(h, true);
+  prepare(h.format);
+  const DeviceRows tokens = DeviceRows::input(h, &routing);
   const DeviceRouting on_gpu(routing);
   const cuda::DeviceBuffer workspace(gemm2_workspace_bytes(h.format, most_rows(routing)));
   const cuda::DeviceArray<float> result(rows * config_.hidden);
@@ -149,6 +164,7 @@ void HopperLayer::gemm2(const ActivationRows& h, const Routing& routing, float* 
 void HopperLayer::shared_expert(const ActivationRows&, float*) const { MEGAMOE_CHECK(false); }
 
 std::unique_ptr<DevicePass> HopperLayer::device_pass(const PassOptions& options) const {
+  prepare(options.activations);
   return std::make_unique<HopperPass>(*this, options);
 }
 

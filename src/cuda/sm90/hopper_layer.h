@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 #include "backend/backend.h"
 #include "cuda/device.h"
@@ -13,15 +14,17 @@ namespace megamoe::sm90 {
 
 class HopperLayer final : public PreparedLayer {
  public:
-  // On the device that is current. Throws kUnsupported for what this backend does not run.
+  // On the device that is current. `weights` outlives it: they are packed when the first pass is made for
+  // operands of a type. Throws kUnsupported for what this backend does not run.
   explicit HopperLayer(const LayerWeights& weights);
 
   const LayerConfig& config() const override { return config_; }
   int device() const { return device_; }
 
   // Operands in GPU memory. The tile is chosen by routing.tokens alone, so that the same tokens give the same
-  // bits however they are routed. `workspace`: as many bytes as
-  // the functions below say, for rows of the worst routing; free after the call.
+  // bits however they are routed. FP8 rows are as fp8_rows.h says, in expert order, with room for rows of the
+  // worst routing. `workspace`: as many bytes as the functions below say, for rows of the worst routing; free
+  // after the call. prepare() must have been called.
   cudaError_t gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
                            const ActivationRows& out, unsigned long long* saturated, void* workspace,
                            cudaStream_t stream) const;
@@ -30,6 +33,9 @@ class HopperLayer final : public PreparedLayer {
   std::int64_t gemm1_workspace_bytes(ActivationFormat format, bool x_is_gathered,
                                      std::int64_t max_rows) const;
   std::int64_t gemm2_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const;
+
+  // Packs the weights for passes with such activations, if that has not been done yet.
+  void prepare(ActivationFormat activations) const;
 
   // Operands in host memory.
   std::int64_t gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
@@ -40,12 +46,21 @@ class HopperLayer final : public PreparedLayer {
   std::unique_ptr<DevicePass> device_pass(const PassOptions& options) const override;
 
  private:
+  // Both roles' weights, packed for one type of operands.
+  struct Packed {
+    std::once_flag once;
+    PackedWeights first, second;
+  };
+  Packed& packed(ActivationFormat activations) const {
+    return packed_[static_cast<int>(operand_type(activations))];
+  }
   GroupedInput input(const PackedWeights& weights, std::int64_t weight_rows, std::int64_t cols,
                      const ActivationRows& tokens, const Routing& routing, void* workspace) const;
 
+  const LayerWeights& weights_;
   int device_ = cuda::current_device();
   LayerConfig config_;
-  PackedWeights first_, second_;
+  mutable Packed packed_[2];                                  // by OperandType
   cuda::DeviceArray<float> gate_bias_, up_bias_, down_bias_;  // [experts, I] or [experts, H], or empty
 };
 

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "cuda/combine.h"
 #include "cuda/quantize.h"
-#include "cuda/sm90/host_operands.h"
+#include "cuda/sm90/fp8_rows.h"
 #include "cuda/sort.h"
 
 namespace megamoe::sm90 {
@@ -40,7 +40,6 @@ cuda::ElementRows elements(const bf16* data, std::int64_t row_stride) {
 
 HopperPass::HopperPass(const HopperLayer& layer, const PassOptions& options)
     : layer_(layer), options_(options), host_(layer.device()) {
-  if (options.activations == ActivationFormat::kFp8) no_fp8();
   const cuda::DeviceScope device(layer.device());
   x_scales_ = cuda::DeviceArray<float>(options.x_scales);
   h_scales_ = cuda::DeviceArray<float>(options.h_scales);
@@ -54,7 +53,14 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
          std::numeric_limits<std::int32_t>::max(), tokens, config.top_k);
   }
   Arena arena(base, kDeviceAlignment);
-  Buffers b{take_buffers(arena, config, options_, tokens, false)};
+  const bool fp8 = options_.activations == ActivationFormat::kFp8;
+  Buffers b{take_buffers(arena, config, options_, tokens, fp8 || options_.x_per_row(), false)};
+  if (fp8) {
+    const auto take_scales = [&](ActivationRows& rows) {
+      rows.scales = arena.take<float>(fp8_scale_pitch(rows.rows, config.num_experts), fp8_groups(rows.cols));
+    };
+    take_scales(b.x), take_scales(b.h);
+  }
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
@@ -71,10 +77,10 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   auto* stream = static_cast<cudaStream_t>(call.stream);
   const Buffers b = lay_out(call.x.rows, call.workspace);
   sort(call, b, stream);
-  const bool nvfp4 = options_.activations == ActivationFormat::kNvfp4;
+  const bool quantized = options_.activations != ActivationFormat::kBf16;
   ActivationRows x{.rows = call.x.rows, .cols = call.x.cols, .row_stride = call.x.row_stride};
   x.values = const_cast<bf16*>(call.x.data);  // read, never written
-  if (nvfp4) {
+  if (quantized) {
     quantize_x(call, b, stream);
     x = b.x;
   }
@@ -107,6 +113,22 @@ void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t str
 }
 
 void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  if (options_.activations == ActivationFormat::kFp8) {
+    cuda_check(quantize_fp8({.x = call.x.data,
+                             .row_stride = call.x.row_stride,
+                             .tokens = call.x.rows,
+                             .cols = call.x.cols,
+                             .slot_to_row = b.slot_to_row,
+                             .copies = b.routing.top_k,
+                             .offsets = b.routing.offsets,
+                             .experts = static_cast<int>(b.routing.num_experts),
+                             .most_rows = b.most_rows(),
+                             .codes = b.x.codes,
+                             .scales = b.x.scales},
+                            stream),
+               "starting to quantise x");
+    return;
+  }
   const cuda::ElementRows x = elements(call.x.data, call.x.row_stride);
   const std::int64_t tokens = call.x.rows, cols = call.x.cols;
   cuda::Nvfp4Out out = quantized(b.x, call.saturated);
@@ -134,6 +156,20 @@ void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream
 }
 
 void HopperPass::quantize_h(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  if (options_.activations == ActivationFormat::kFp8) {
+    cuda_check(quantize_fp8({.x = b.h_bf16.values,
+                             .row_stride = b.h_bf16.cols,
+                             .tokens = b.rows(),
+                             .cols = b.h.cols,
+                             .offsets = b.routing.offsets,
+                             .experts = static_cast<int>(b.routing.num_experts),
+                             .most_rows = b.most_rows(),
+                             .codes = b.h.codes,
+                             .scales = b.h.scales},
+                            stream),
+               "starting to quantise h");
+    return;
+  }
   const bool interleaved = options_.l1 == L1Output::kInterleavedBf16;
   const std::int64_t cols = b.h.cols;
   const cuda::ElementRows h = elements(b.h_bf16.values, b.h_bf16.cols);

@@ -9,7 +9,7 @@ namespace megamoe::sm90 {
 
 class HopperPass final : public DevicePass {
  public:
-  // `layer` outlives the pass. Throws kUnsupported for fp8 activations.
+  // `layer` outlives the pass, and has been prepared for its activations.
   HopperPass(const HopperLayer& layer, const PassOptions& options);
 
   std::int64_t workspace_bytes(std::int64_t tokens) const override;

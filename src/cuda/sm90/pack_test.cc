@@ -1,5 +1,7 @@
 #include "cuda/sm90/pack.h"
 
+#include <utility>
+
 #include "cuda/gpu_test.h"
 #include "cuda/sm90/packed_weights.h"
 
@@ -16,6 +18,11 @@ std::vector<std::uint8_t> random_bytes(Random& random, std::int64_t count) {
   return bytes;
 }
 
+constexpr std::pair<OperandType, WeightRole> kForms[] = {{OperandType::kBf16, WeightRole::kGateUp},
+                                                         {OperandType::kBf16, WeightRole::kPlain},
+                                                         {OperandType::kFp8, WeightRole::kGateUp},
+                                                         {OperandType::kFp8, WeightRole::kPlain}};
+
 class PackTest : public cuda::GpuTest {};
 
 TEST_F(PackTest, EqualsTheHostAndUnpacks) {
@@ -24,12 +31,13 @@ TEST_F(PackTest, EqualsTheHostAndUnpacks) {
     int experts;
     std::int64_t rows, cols;
   };
-  for (const WeightRole role : {WeightRole::kGateUp, WeightRole::kPlain}) {
+  for (const auto& [type, role] : kForms) {
     const int matrices = role == WeightRole::kGateUp ? 2 : 1;
     for (const Shape& s : {Shape{1, 16, 16}, {3, 48, 80}, {2, 128, 64}, {2, 176, 2880}, {5, 352, 144}}) {
-      SCOPED_TRACE(::testing::Message() << "role " << static_cast<int>(role) << ", " << s.experts << " of "
-                                        << s.rows << " x " << s.cols);
-      const std::int64_t bytes = packed_bytes(role, s.rows, s.cols);
+      SCOPED_TRACE(::testing::Message()
+                   << "operands " << static_cast<int>(type) << ", role " << static_cast<int>(role) << ", "
+                   << s.experts << " of " << s.rows << " x " << s.cols);
+      const std::int64_t bytes = packed_bytes(type, role, s.rows, s.cols);
       std::vector<std::vector<std::uint8_t>> codes, scales;
       std::vector<DeviceArray<std::uint8_t>> on_device;
       std::vector<RawWeights> host_raw, device_raw;
@@ -53,16 +61,16 @@ TEST_F(PackTest, EqualsTheHostAndUnpacks) {
           raw.codes[m] = codes[static_cast<std::size_t>(e * matrices + m)].data();
           raw.scales[m] = scales[static_cast<std::size_t>(e * matrices + m)].data();
         }
-        pack_weights(role, raw, want.data() + e * bytes);
+        pack_weights(type, role, raw, want.data() + e * bytes);
       }
       const DeviceArray<RawWeights> table(device_raw);
       for (const int poison : {0x7F, 0xFF, 0x00}) {
         const cuda::Output<std::uint8_t> packed(s.experts * bytes, poison);
-        cuda_check(pack_layer(role, table.data(), s.experts, s.rows, s.cols, packed.data(), nullptr),
+        cuda_check(pack_layer(type, role, table.data(), s.experts, s.rows, s.cols, packed.data(), nullptr),
                    "testing pack");
         EXPECT_TRUE(cuda::same_bytes(packed.download(), want));
       }
-      // And back, but for the codes of blocks of scale 0, which are cleared.
+      // And back, but for the codes of blocks of scale 0, which BF16's form clears.
       const std::vector<std::uint8_t>& packed = want;
       for (int e = 0; e < s.experts; ++e) {
         std::vector<std::uint8_t> back_codes[2], back_scales[2];
@@ -73,12 +81,12 @@ TEST_F(PackTest, EqualsTheHostAndUnpacks) {
           code_pointers[m] = back_codes[m].data();
           scale_pointers[m] = back_scales[m].data();
         }
-        unpack_weights(role, packed.data() + e * bytes, s.rows, s.cols, code_pointers, scale_pointers);
+        unpack_weights(type, role, packed.data() + e * bytes, s.rows, s.cols, code_pointers, scale_pointers);
         for (int m = 0; m < matrices; ++m) {
           std::vector<std::uint8_t> c = codes[static_cast<std::size_t>(e * matrices + m)],
                                     sc = scales[static_cast<std::size_t>(e * matrices + m)];
           for (std::size_t b = 0; b < sc.size(); ++b) {
-            if (sc[b] != 0) continue;
+            if (sc[b] != 0 || type == OperandType::kFp8) continue;
             sc[b] = 0x38;
             std::fill_n(c.begin() + static_cast<std::int64_t>(b) * 8, 8, std::uint8_t{0});
           }
@@ -115,17 +123,17 @@ TEST_F(PackTest, WeightsComeThroughTheStagingBuffers) {
   }
   std::vector<const WeightMatrix*> pointers;
   for (const WeightMatrix& matrix : matrices) pointers.push_back(&matrix);
-  const PackedWeights got = load_weights(WeightRole::kGateUp, pointers);
+  const PackedWeights got = load_weights(OperandType::kBf16, WeightRole::kGateUp, pointers);
   EXPECT_EQ(got.scales.download(), tensor_scales);
-  const std::int64_t size = packed_bytes(WeightRole::kGateUp, kRows, kCols);
+  const std::int64_t size = packed_bytes(OperandType::kBf16, WeightRole::kGateUp, kRows, kCols);
   ASSERT_EQ(got.packed.bytes(), kExperts * size);
   const std::vector<std::uint8_t> packed = got.packed.download();
   for (const std::int64_t e : {0, 13, 14, 27, 28, 41, 42, 43}) {
     const WeightMatrix &gate = matrices[static_cast<std::size_t>(2 * e)],
                        &up = matrices[static_cast<std::size_t>(2 * e + 1)];
     std::vector<std::uint8_t> want(static_cast<std::size_t>(size));
-    pack_weights(WeightRole::kGateUp, {{gate.codes, up.codes}, {gate.scales, up.scales}, kRows, kCols},
-                 want.data());
+    pack_weights(OperandType::kBf16, WeightRole::kGateUp,
+                 {{gate.codes, up.codes}, {gate.scales, up.scales}, kRows, kCols}, want.data());
     const std::vector<std::uint8_t> own(packed.begin() + e * size, packed.begin() + (e + 1) * size);
     EXPECT_TRUE(cuda::same_bytes(own, want)) << "expert " << e;
   }

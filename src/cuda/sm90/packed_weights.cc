@@ -31,12 +31,13 @@ void copy_piece(std::byte* to, const std::uint8_t* from, std::int64_t bytes, std
 
 }  // namespace
 
-PackedWeights load_weights(WeightRole role, const std::vector<const WeightMatrix*>& matrices) {
+PackedWeights load_weights(OperandType type, WeightRole role,
+                           const std::vector<const WeightMatrix*>& matrices) {
   const std::int64_t per_expert = role == WeightRole::kGateUp ? 2 : 1;
   const std::int64_t experts = static_cast<std::int64_t>(matrices.size()) / per_expert;
   const std::int64_t rows = matrices[0]->rows, cols = matrices[0]->cols;
   const std::int64_t code_bytes = rows * cols / 2, matrix_bytes = code_bytes + rows * cols / 16;
-  const std::int64_t packed_expert = packed_bytes(role, rows, cols);
+  const std::int64_t packed_expert = packed_bytes(type, role, rows, cols);
   PackedWeights result;
   result.packed = cuda::DeviceArray<std::uint8_t>(checked_mul(experts, packed_expert));
   std::vector<float> scales;
@@ -80,8 +81,8 @@ PackedWeights load_weights(WeightRole role, const std::vector<const WeightMatrix
                                      cudaMemcpyHostToDevice, stream.get()),
                      "copying weights to the GPU");
     cuda::cuda_check(
-        pack_layer(role, static_cast<const RawWeights*>(buffer.device.data()), static_cast<int>(count), rows,
-                   cols, result.packed.data() + first * packed_expert, stream.get()),
+        pack_layer(type, role, static_cast<const RawWeights*>(buffer.device.data()), static_cast<int>(count),
+                   rows, cols, result.packed.data() + first * packed_expert, stream.get()),
         "packing weights");
     buffer.packed.record(stream.get());
   }

@@ -19,7 +19,8 @@ struct PackedWeights {
 // `matrices`: NVFP4, all of one shape, one for each expert or gate and up in turn. Experts go through two
 // staging buffers by turns: while one is copied to the GPU and packed there, the next are read into the
 // other, so that reading the file is what takes time. Returns when all is there.
-PackedWeights load_weights(WeightRole role, const std::vector<const WeightMatrix*>& matrices);
+PackedWeights load_weights(OperandType type, WeightRole role,
+                           const std::vector<const WeightMatrix*>& matrices);
 
 // [experts, rows] of one bias, empty where there is none.
 cuda::DeviceArray<float> load_bias(const std::vector<ExpertWeights>& experts,

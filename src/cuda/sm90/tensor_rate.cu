@@ -1,6 +1,7 @@
 // tensor_rate.cu: wgmma on the same operands over and over; two warpgroups of a CTA fill each other's gaps.
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "cuda/graph_timer.h"
 #include "cuda/launch.h"
@@ -11,31 +12,38 @@
 namespace megamoe::sm90 {
 namespace {
 
-constexpr int kTokens = 128, kDepth = 64;  // of the second operand, in shared memory
-constexpr int kSteps = kDepth / 16;        // of wgmma over that depth
-constexpr int kUnroll = 4;                 // times that depth between two waits
+constexpr int kTokens = 128, kDepthBytes = 128;  // of the second operand, in shared memory
+constexpr int kSteps = kDepthBytes / 32;         // of wgmma over that depth
+constexpr int kUnroll = 4;                       // times that depth between two waits
 constexpr int kRounds = 500;
 constexpr int kWarpgroups = 2, kThreads = 128 * kWarpgroups;
-constexpr double kFlops = 2.0 * 64 * kTokens * kDepth * kUnroll * kRounds * kWarpgroups;  // of a CTA
+// Of a CTA, with operands of so many bytes.
+constexpr double flops(int size) {
+  return 2.0 * 64 * kTokens * (kDepthBytes / size) * kUnroll * kRounds * kWarpgroups;
+}
 
-// Two BF16 of any sign and mantissa between 1/2 and 2 in magnitude: what switches transistors as real data
-// does.
-__device__ std::uint32_t random_pair(std::uint32_t seed) {
+// Two BF16, or four E4M3, of any sign and mantissa between 1/2 and 2 in magnitude: what switches transistors
+// as real data does.
+template <class Element>
+__device__ std::uint32_t random_word(std::uint32_t seed) {
   std::uint32_t bits = seed * 0x9E3779B9u + 0x7F4A7C15u;
   bits = (bits ^ bits >> 15) * 0x85EBCA6Bu;
   bits = (bits ^ bits >> 13) * 0xC2B2AE35u;
-  return ((bits ^ bits >> 16) & 0x80FF80FFu) | 0x3F003F00u;
+  bits ^= bits >> 16;
+  return std::is_same_v<Element, ptx::Fp8> ? (bits & 0x8F8F8F8Fu) | 0x30303030u
+                                           : (bits & 0x80FF80FFu) | 0x3F003F00u;
 }
 
+template <class Element>
 __global__ void __launch_bounds__(kThreads, 1) tensor_rate_kernel(float* out) {
-  __shared__ alignas(1024) std::uint32_t tokens[kTokens * kDepth / 2];
-  for (int i = static_cast<int>(threadIdx.x); i < kTokens * kDepth / 2; i += kThreads) {
-    tokens[i] = random_pair(static_cast<std::uint32_t>(i));
+  __shared__ alignas(1024) std::uint32_t tokens[kTokens * kDepthBytes / 4];
+  for (int i = static_cast<int>(threadIdx.x); i < kTokens * kDepthBytes / 4; i += kThreads) {
+    tokens[i] = random_word<Element>(static_cast<std::uint32_t>(i));
   }
   std::uint32_t a[kSteps][4];
 #pragma unroll
   for (int i = 0; i < kSteps * 4; ++i) {
-    a[i / 4][i % 4] = random_pair(0x10000u + threadIdx.x * kSteps * 4 + static_cast<unsigned>(i));
+    a[i / 4][i % 4] = random_word<Element>(0x10000u + threadIdx.x * kSteps * 4 + static_cast<unsigned>(i));
   }
   ptx::fence_async_proxy();
   __syncthreads();
@@ -46,8 +54,7 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_rate_kernel(float* out) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kUnroll * kSteps; ++i) {
-      // 16 BF16 further along the depth are 32 bytes, two units of the descriptor.
-      ptx::wgmma<kTokens>(acc, a[i % kSteps], descriptor + i % kSteps * 32);
+      ptx::wgmma<Element, kTokens>(acc, a[i % kSteps], descriptor + i % kSteps * 32);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -61,7 +68,9 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_rate_kernel(float* out) {
 
 }  // namespace
 
-double tensor_rate(const cuda::Stream& stream) {
+double tensor_rate(OperandType type, const cuda::Stream& stream) {
+  const bool fp8 = type == OperandType::kFp8;
+  const auto kernel = fp8 ? tensor_rate_kernel<ptx::Fp8> : tensor_rate_kernel<ptx::Bf16>;
   const int blocks = cuda::device_info(cuda::current_device()).multiprocessors;
   const cuda::DeviceArray<float> out(static_cast<std::int64_t>(blocks) * kThreads);
   constexpr int kLaunches = 20;  // some 10 ms
@@ -69,13 +78,13 @@ double tensor_rate(const cuda::Stream& stream) {
   for (int i = 0; i < 10; ++i) {
     const double seconds = cuda::stream_seconds(stream, [&] {
       for (int k = 0; k < kLaunches; ++k) {
-        cuda::cuda_check(cuda::launch(tensor_rate_kernel, blocks, kThreads, 0, stream.get(), out.data()),
+        cuda::cuda_check(cuda::launch(kernel, blocks, kThreads, 0, stream.get(), out.data()),
                          "measuring the tensor cores");
       }
     });
     if (i > 0) least = std::min(least, seconds);
   }
-  return kFlops * blocks * kLaunches / least;
+  return flops(fp8 ? 1 : 2) * blocks * kLaunches / least;
 }
 
 }  // namespace megamoe::sm90

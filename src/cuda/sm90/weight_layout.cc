@@ -7,74 +7,99 @@
 namespace megamoe::sm90 {
 namespace {
 
-// Calls visit(warp, lane, step, offset in the chunk) for each word.
+// Calls visit(warp, lane, i, offset in the chunk) for each word of codes; i is the step, or for FP8 8 *
+// (columns 64) + 2 * step + half.
 template <class Visit>
-void for_each_word(const Visit& visit) {
-  for (int warp = 0; warp < 4; ++warp) {
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int step = 0; step < 4; ++step) visit(warp, lane, step, ((warp * 32 + lane) * 4 + step) * 4);
-    }
-  }
-}
-
-// Calls visit(warp, group, half, offset in the chunk) for each word of scales.
-template <class Visit>
-void for_each_scale(const Visit& visit) {
-  for (int warp = 0; warp < 4; ++warp) {
-    for (int group = 0; group < 8; ++group) {
-      for (int half = 0; half < 2; ++half) {
-        visit(warp, group, half, kChunkCodeBytes + ((warp * 8 + group) * 2 + half) * 4);
+void for_each_word(OperandType type, const Visit& visit) {
+  for (int part = 0; part < chunk_cols(type) / 64; ++part) {
+    for (int warp = 0; warp < 4; ++warp) {
+      for (int lane = 0; lane < 32; ++lane) {
+        for (int i = 0; i < 4; ++i)
+          visit(warp, lane, 8 * part + i, (((part * 4 + warp) * 32 + lane) * 4 + i) * 4);
       }
     }
   }
 }
 
+// Calls visit(warp, group or lane, half, offset in the chunk) for each word of scales.
+template <class Visit>
+void for_each_scale(OperandType type, const Visit& visit) {
+  const int groups = type == OperandType::kBf16 ? 8 : 32, halves = type == OperandType::kBf16 ? 2 : 1;
+  for (int warp = 0; warp < 4; ++warp) {
+    for (int group = 0; group < groups; ++group) {
+      for (int half = 0; half < halves; ++half) {
+        visit(warp, group, half, chunk_code_bytes(type) + ((warp * groups + group) * halves + half) * 4);
+      }
+    }
+  }
+}
+
+std::uint32_t load_word(const std::uint8_t* from) {
+  std::uint32_t word;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+}
+
+void put_code(std::uint8_t* codes, std::int64_t at, std::uint32_t code) {
+  codes[at / 2] = static_cast<std::uint8_t>(codes[at / 2] | code << (at % 2 * 4));
+}
+
 }  // namespace
 
-void pack_weights(WeightRole role, const RawWeights& raw, std::uint8_t* packed) {
-  const std::int64_t chunks = chunks_of(raw.cols);
+void pack_weights(OperandType type, WeightRole role, const RawWeights& raw, std::uint8_t* packed) {
+  const bool fp8 = type == OperandType::kFp8;
+  const std::int64_t chunks = chunks_of(type, raw.cols);
   parallel_for(tiles_of(role, raw.rows), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin * chunks; at < end * chunks; ++at) {
-      std::uint8_t* chunk = packed + at * kChunkBytes;
-      for_each_word([&](int warp, int lane, int step, int offset) {
-        const std::uint32_t word = pack_word(role, raw, at / chunks, at % chunks, warp, lane, step);
-        std::memcpy(chunk + offset, &word, sizeof(word));
+      std::uint8_t* to = packed + at * chunk_bytes(type);
+      const std::int64_t tile = at / chunks, chunk = at % chunks;
+      for_each_word(type, [&](int warp, int lane, int i, int offset) {
+        const std::uint32_t word =
+            fp8 ? pack_fp8_word(role, raw, tile, chunk, i / 8, warp, lane, i % 8 / 2, i % 2)
+                : pack_word(role, raw, tile, chunk, warp, lane, i);
+        std::memcpy(to + offset, &word, sizeof(word));
       });
-      for_each_scale([&](int warp, int group, int half, int offset) {
-        const std::uint32_t word = pack_scales(role, raw, at / chunks, at % chunks, warp, group, half);
-        std::memcpy(chunk + offset, &word, sizeof(word));
+      for_each_scale(type, [&](int warp, int group, int half, int offset) {
+        const std::uint32_t word = fp8 ? pack_fp8_scales(role, raw, tile, chunk, warp, group)
+                                       : pack_scales(role, raw, tile, chunk, warp, group, half);
+        std::memcpy(to + offset, &word, sizeof(word));
       });
     }
   });
 }
 
-void unpack_weights(WeightRole role, const std::uint8_t* packed, std::int64_t rows, std::int64_t cols,
-                    std::uint8_t* const codes[2], std::uint8_t* const scales[2]) {
-  const std::int64_t chunks = chunks_of(cols);
+void unpack_weights(OperandType type, WeightRole role, const std::uint8_t* packed, std::int64_t rows,
+                    std::int64_t cols, std::uint8_t* const codes[2], std::uint8_t* const scales[2]) {
+  const bool fp8 = type == OperandType::kFp8;
+  const std::int64_t chunks = chunks_of(type, cols);
+  for (int m = 0; m < (role == WeightRole::kGateUp ? 2 : 1); ++m) {
+    std::memset(codes[m], 0, static_cast<std::size_t>(rows * cols / 2));
+  }
   for (std::int64_t at = 0; at < tiles_of(role, rows) * chunks; ++at) {
-    const std::uint8_t* chunk = packed + at * kChunkBytes;
-    for_each_word([&](int warp, int lane, int step, int offset) {
-      std::uint32_t word;
-      std::memcpy(&word, chunk + offset, sizeof(word));
-      for (int pair = 0; pair < 4; ++pair) {
-        const TileRow row = tile_row(role, at / chunks, warp, lane / 4, pair % 2);
-        const std::int64_t col = at % chunks * kChunkCols + step * 16 + pair / 2 * 8 + lane % 4 * 2;
+    const std::uint8_t* from = packed + at * chunk_bytes(type);
+    const std::int64_t tile = at / chunks, chunk = at % chunks;
+    for_each_word(type, [&](int warp, int lane, int i, int offset) {
+      const std::uint32_t word = load_word(from + offset);
+      for (int code = 0; code < 8; ++code) {
+        const int pair = code / 2, element = code % 2;  // BF16
+        const TileRow row = tile_row(role, tile, warp, lane / 4, fp8 ? i % 2 : pair % 2);
+        const std::int64_t col = fp8 ? fp8_block(chunk, i / 8, lane) * 16 + i % 8 / 2 * 8 + code
+                                     : chunk * 64 + i * 16 + pair / 2 * 8 + lane % 4 * 2 + element;
         if (row.row >= rows || col >= cols) continue;
-        const auto code = [&](int element) {
-          const std::uint32_t half = word >> (16 * element);
-          return (half >> magnitude_bit(pair) & 7) | (half >> sign_bit(pair) & 1) << 3;
-        };
-        codes[row.matrix][row.row * (cols / 2) + col / 2] = static_cast<std::uint8_t>(code(0) | code(1) << 4);
+        const int magnitude = fp8 ? 4 * code : magnitude_bit(pair) + 16 * element;
+        const int sign = fp8 ? fp8_sign_bit(code) : sign_bit(pair) + 16 * element;
+        put_code(codes[row.matrix], row.row * cols + col, (word >> magnitude & 7) | (word >> sign & 1) << 3);
       }
     });
-    for_each_scale([&](int warp, int group, int half, int offset) {
-      const TileRow row = tile_row(role, at / chunks, warp, group, half);
-      std::uint32_t word;
-      std::memcpy(&word, chunk + offset, sizeof(word));
-      for (int step = 0; step < 4; ++step) {
-        const std::int64_t block = at % chunks * (kChunkCols / 16) + step;
+    for_each_scale(type, [&](int warp, int group, int half, int offset) {
+      const std::uint32_t word = load_word(from + offset);
+      for (int i = 0; i < 4; ++i) {
+        const TileRow row =
+            fp8 ? tile_row(role, tile, warp, group / 4, i % 2) : tile_row(role, tile, warp, group, half);
+        const std::int64_t block = fp8 ? fp8_block(chunk, i / 2, group) : chunk * 4 + i;
         if (row.row >= rows || block >= cols / 16) continue;
-        scales[row.matrix][row.row * (cols / 16) + block] = unpack_scale(scale_of_word(word, step));
+        scales[row.matrix][row.row * (cols / 16) + block] =
+            fp8 ? static_cast<std::uint8_t>(word >> (8 * i)) : unpack_scale(scale_of_word(word, i));
       }
     });
   }

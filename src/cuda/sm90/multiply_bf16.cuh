@@ -1,0 +1,114 @@
+// multiply_bf16.cuh: the consumer whose operands are BF16: every product exact.
+#pragma once
+
+#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/grouped_gemm.cuh"
+
+namespace megamoe::sm90 {
+
+// What a consumer thread reads of a chunk of weights.
+struct ChunkWords {
+  uint4 codes;   // a word for each of the four steps
+  uint2 scales;  // of the rows of half 0 and of half 1
+};
+
+// A chunk as operands of its four steps.
+struct Operands {
+  std::uint32_t a[4][4];
+};
+__device__ inline void decode_chunk(const ChunkWords& chunk, Operands& to) {
+  const std::uint32_t early0 = decode_scales<0>(chunk.scales.x);
+  const std::uint32_t early1 = decode_scales<0>(chunk.scales.y);
+  const std::uint32_t late0 = decode_scales<2>(chunk.scales.x);
+  const std::uint32_t late1 = decode_scales<2>(chunk.scales.y);
+  decode_word<0>(chunk.codes.x, early0, early1, to.a[0]);
+  decode_word<1>(chunk.codes.y, early0, early1, to.a[1]);
+  decode_word<0>(chunk.codes.z, late0, late1, to.a[2]);
+  decode_word<1>(chunk.codes.w, late0, late1, to.a[3]);
+}
+
+// Starts a chunk's products with the token tile `b` describes.
+template <int kN>
+__device__ inline void start_chunk(const Operands& from, ptx::Descriptor b, float (&acc)[kN / 2]) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    ptx::wgmma<ptx::Bf16, kN>(acc, from.a[i], b + i * 32);  // 16 columns are 32 bytes
+  ptx::wgmma_commit();
+}
+
+template <class Config>
+requires(!Config::kFp8) struct Consumer<Config> {
+  int group;                    // of the weight rows
+  int part;                     // of K
+  std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0
+  ptx::Descriptor tokens;       // of stage 0
+  StageRing ring;
+
+  __device__ Consumer(GemmStorage<Config>& s) {
+    const int index = uniform(static_cast<int>(threadIdx.x) / 128);
+    group = index % Config::kRowGroups, part = index / Config::kRowGroups;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const std::uint32_t weights = ptx::shared_address(s.weights[0][group][part]);
+    codes = weights + (warp * 32 + lane) * 16;
+    scales = weights + chunk_code_bytes(OperandType::kBf16) + (warp * 8 + lane / 4) * 8;
+    tokens = ptx::Descriptor::swizzled(s.tokens[0][part]);
+  }
+
+  // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. A chunk is decoded
+  // while the tensor cores work on the one before, so that two sets of operands take turns; a stage is given
+  // back once the first products of the next one are under way. A warpgroup beyond the last weight row
+  // multiplies what it finds: nobody uses it.
+  __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s,
+                                           Accumulators<Config>& accumulators) {
+    auto& acc = accumulators[0];
+    constexpr int kOwn = Config::kStageChunks / Config::kSplit;  // of a stage's chunks
+    constexpr int kUnroll = kOwn % 2 == 0 ? kOwn : 2 * kOwn;
+#pragma unroll
+    for (int i = 0; i < Config::kTokens / 2; ++i) acc[i] = 0.0f;
+    ptx::wgmma_pin(acc);
+    Operands operands[2];
+    int held = -1, left = (chunks - part + Config::kSplit - 1) / Config::kSplit;
+    if (left > 0) {
+      // NOTE: left in the middle, never by falling through: the compiler must see which operands are in
+      // flight.
+    again:
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u % kOwn == 0) ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
+        const int at = u % kOwn * Config::kSplit;
+        const std::uint32_t offset =
+            ring.index * (Config::kRowGroups * Config::kStageChunks * Config::kChunkBytes) +
+            at * Config::kChunkBytes;
+        const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
+        decode_chunk(words, operands[u % 2]);
+        start_chunk<Config::kTokens>(operands[u % 2],
+                                     tokens + (ring.index * (Config::kStageChunks * Config::kTokenTileBytes) +
+                                               at * Config::kTokenTileBytes),
+                                     acc);
+        ptx::wgmma_wait<1>();
+        if (u % kOwn == 0) {
+          if (held >= 0) warp_arrive(&s.empty[held]);
+          held = ring.index;
+        }
+        if (u % kOwn == kOwn - 1) ring.template advance<Config::kStages>();
+        if (--left <= 0) goto done;
+      }
+      goto again;
+    }
+  done:
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(acc);
+    if (held >= 0) warp_arrive(&s.empty[held]);
+    // A last stage that is cut short is left early, or not even entered.
+    if (held == ring.index) {
+      ring.template advance<Config::kStages>();
+    } else if (Config::kSplit > 1 && part > 0 && (chunks - 1) % Config::kStageChunks < part) {
+      ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
+      warp_arrive(&s.empty[ring.index]);
+      ring.template advance<Config::kStages>();
+    }
+  }
+};
+
+}  // namespace megamoe::sm90
