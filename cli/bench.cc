@@ -240,17 +240,18 @@ std::string to_text(const BenchReport& report, const Options& options) {
 }
 
 json to_json(const BenchReport& report, const Options& options) {
-  json out = {{"backend", report.backend},
-              {"device", report.machine.device},
-              {"bandwidth_bytes_per_second", report.machine.bandwidth},
-              {"bandwidth_of", report.machine.bandwidth_of},
-              {"flops_per_second", report.machine.flops > 0 ? json(report.machine.flops) : json()},
-              {"flops_of", report.machine.flops > 0 ? json(report.machine.flops_of) : json()},
-              {"fp8_flops_per_second", report.machine.fp8_flops > 0 ? json(report.machine.fp8_flops) : json()},
-              {"cache_bytes", report.machine.cache_bytes},
-              {"routing", options.routing},
-              {"x_scale", options.x_scale},
-              {"results", json::array()}};
+  json out = {
+      {"backend", report.backend},
+      {"device", report.machine.device},
+      {"bandwidth_bytes_per_second", report.machine.bandwidth},
+      {"bandwidth_of", report.machine.bandwidth_of},
+      {"flops_per_second", report.machine.flops > 0 ? json(report.machine.flops) : json()},
+      {"flops_of", report.machine.flops > 0 ? json(report.machine.flops_of) : json()},
+      {"fp8_flops_per_second", report.machine.fp8_flops > 0 ? json(report.machine.fp8_flops) : json()},
+      {"cache_bytes", report.machine.cache_bytes},
+      {"routing", options.routing},
+      {"x_scale", options.x_scale},
+      {"results", json::array()}};
   for (const BenchResult& r : report.results) {
     const double floor = report.floor_seconds(r);
     json bandwidths = json::array(), peaks = json::array();

@@ -64,8 +64,17 @@ MoeLayerOptions nvfp4_options(ScaleSource x, ScaleSource h, L1 l1 = L1::kFused) 
   return options;
 }
 
+MoeLayerOptions fp8_options(L1 l1 = L1::kFused) {
+  MoeLayerOptions options = bf16_options();
+  options.activations = ActivationFormat::kFp8;
+  options.l1 = l1;
+  return options;
+}
+
 std::string describe(const MoeLayerOptions& o) {
-  if (o.activations == ActivationFormat::kBf16) return o.l1 == L1::kFused ? "bf16" : "bf16 compact";
+  if (o.activations != ActivationFormat::kNvfp4) {
+    return std::string(to_string(o.activations)) + (o.l1 == L1::kFused ? "" : " compact");
+  }
   return "nvfp4, x " + std::string(to_string(*o.x_scale)) + ", h " + std::string(to_string(*o.h_scale)) +
          (o.l1 == L1::kFused     ? " fused"
           : o.l1 == L1::kCompact ? " compact"
@@ -74,7 +83,8 @@ std::string describe(const MoeLayerOptions& o) {
 
 // Every combination that a layer takes.
 std::vector<MoeLayerOptions> all_options(bool gated) {
-  std::vector<MoeLayerOptions> all = {bf16_options(), bf16_options()};
+  std::vector<MoeLayerOptions> all = {bf16_options(), bf16_options(), fp8_options(),
+                                      fp8_options(L1::kCompact)};
   all[1].l1 = L1::kCompact;
   constexpr ScaleSource kSources[] = {ScaleSource::kStatic, ScaleSource::kStaticLayerMax,
                                       ScaleSource::kDynamicRow, ScaleSource::kDynamicTensor};
@@ -90,7 +100,7 @@ std::vector<MoeLayerOptions> all_options(bool gated) {
 
 // One of each way through the pass.
 std::vector<MoeLayerOptions> some_options() {
-  return {bf16_options(), nvfp4_options(ScaleSource::kStatic, ScaleSource::kStatic),
+  return {bf16_options(), fp8_options(), nvfp4_options(ScaleSource::kStatic, ScaleSource::kStatic),
           nvfp4_options(ScaleSource::kDynamicRow, ScaleSource::kDynamicRow),
           nvfp4_options(ScaleSource::kDynamicTensor, ScaleSource::kDynamicTensor, L1::kInterleaved)};
 }
@@ -620,6 +630,7 @@ TEST_F(PassTest, SmallPasses) {
     const auto layer = make_layer(config, kind.bias);
     std::vector<MoeLayerOptions> all = some_options();
     if (!config.activation.gated()) all.pop_back();
+    all.push_back(fp8_options(L1::kCompact));
     all.push_back(nvfp4_options(ScaleSource::kStaticLayerMax, ScaleSource::kStatic, L1::kCompact));
     for (const MoeLayerOptions& options : all) {
       SCOPED_TRACE(::testing::Message() << kind.name << ", " << describe(options));

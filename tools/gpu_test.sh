@@ -46,6 +46,23 @@ if [ -n "$wheel" ]; then
   PYTHONPATH=$logs/site step "python" python3 -m pytest -q -rs -p no:cacheprovider "$here/python/tests/test_gpu.py"
 fi
 
+# FP4 is made in the epilogue, and nothing else is written: interleaved BF16 takes 4 bytes for an element of h, compact
+# BF16 2, NVFP4 9/16.
+written_bytes() {
+  ncu --csv --metrics smsp__sass_data_bytes_mem_global_op_st.sum --kernel-name regex:grouped_gemm_kernel "$gpu_test" \
+    --gtest_brief=1 --gtest_filter=FusedTest.OneCallOfEachMode |
+    awk -F '","' '/grouped_gemm_kernel/ { gsub(/[",]/, "", $NF); bytes[n++] = $NF }
+      END {
+        printf "bytes written: compact %d, interleaved %d, nvfp4 %d\n", bytes[0], bytes[1], bytes[2]
+        exit !(n == 3 && bytes[1] == 2 * bytes[0] && 64 * bytes[2] == 9 * bytes[1])
+      }'
+}
+if command -v ncu >/dev/null; then
+  step "written bytes" written_bytes
+else
+  table+=("written bytes            not counted: ncu is not installed")
+fi
+
 # The checkers slow kernels down a hundred times and more: the small written cases only.
 small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRows*:*FaultsSpoil*:*Dequantizes*'
 small+=':*SortTest.IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Small*'
@@ -64,7 +81,8 @@ benchmark() {  # benchmark NAME program [arguments]: a step whose output is show
   cat "$logs/${1// /_}.log"
 }
 benchmark bench_gpu_ops "$(find_program bench_gpu_ops)"
-benchmark "megamoe bench" "$(find_program megamoe)" bench --model deepseek-v4-flash --svg "$logs/deepseek-v4-flash.svg"
+benchmark "megamoe bench" "$(find_program megamoe)" bench --model deepseek-v4-flash --activations bf16,nvfp4,fp8 \
+  --svg "$logs/deepseek-v4-flash.svg"
 
 printf '\n'
 printf '%s\n' "${table[@]}"

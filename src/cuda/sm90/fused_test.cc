@@ -105,6 +105,22 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
   EXPECT_GT(saturated, 1000u);
 }
 
+// tools/gpu_test.sh counts what each of these writes.
+TEST_F(FusedTest, OneCallOfEachMode) {
+  const LayerConfig config = testing::make_config(256, 1024, 2, 1);
+  const auto weights = testing::wide_layer(config, Operands::kRandom, false, 1);
+  const DeviceLayer layer(weights->weights);
+  const RoutedRows routed{{0, 40, 100}, {}};
+  const Rows x = testing::wide_rows(ActivationFormat::kNvfp4, 100, 256, Operands::kRandom, 2);
+  const std::vector<float> scales = testing::h_scales(100, 3);
+  std::vector<HiddenResult> results;
+  for (const L1Output mode : {L1Output::kCompactBf16, L1Output::kInterleavedBf16, L1Output::kNvfp4}) {
+    results.push_back(layer.gemm1(x, routed, mode, mode == L1Output::kNvfp4 ? scales : std::vector<float>()));
+  }
+  expect_same(quantize_on_gpu(L1Output::kCompactBf16, results[0].h, 1024, scales), results[2]);
+  expect_same(quantize_on_gpu(L1Output::kInterleavedBf16, results[1].h, 1024, scales), results[2]);
+}
+
 // ---- The epilogue's encoder alone
 
 // A layer that hands its tokens through: gate is 128, which is its own silu, up the token's number times
