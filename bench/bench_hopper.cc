@@ -134,8 +134,9 @@ void run(const Problem& problem, std::int64_t tokens, ActivationFormat format, d
   });
   const std::int64_t x_rows = fp8 ? rows : tokens;  // FP8 comes in expert order
   const DeviceArray<std::uint8_t> x_codes = random_bytes<std::uint8_t>(
-      fp8 ? rows * sm90::fp8_row_bytes(hidden) : tokens * hidden / 2,
-      [](std::uint64_t bits, std::int64_t) { return static_cast<std::uint8_t>(bits & 0xF7); });
+      fp8 ? rows * sm90::fp8_row_bytes(hidden) : tokens * hidden / 2, [&](std::uint64_t bits, std::int64_t) {
+        return static_cast<std::uint8_t>(fp8 ? bits & 0xF7 : bits);  // no NaN
+      });
   const DeviceArray<std::uint8_t> x_scales = random_bytes<std::uint8_t>(
       tokens * hidden / 16,
       [](std::uint64_t bits, std::int64_t) { return static_cast<std::uint8_t>(0x20 + bits % 32); });

@@ -227,6 +227,8 @@ class Layer {
     const nb::gil_scoped_release release;
     if (gpu_ >= 0) {
       const cuda::DeviceScope scope(gpu_);
+      // Passes may be on streams that no copy waits for by itself.
+      cuda::cuda_check(cudaDeviceSynchronize(), "waiting for passes on streams");
       counted = status_.download().at(0);
     }
 #endif

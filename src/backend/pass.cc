@@ -7,14 +7,15 @@
 namespace megamoe {
 namespace {
 
-ActivationRows take_rows(Arena& arena, ActivationFormat format, std::int64_t rows, std::int64_t cols) {
+ActivationRows take_rows(Arena& arena, ActivationFormat format, std::int64_t rows, std::int64_t cols,
+                         std::int64_t experts) {
   ActivationRows result{.format = format, .rows = rows, .cols = cols, .row_stride = cols};
   switch (format) {
     case ActivationFormat::kBf16: result.values = arena.take<bf16>(rows, cols); break;
     case ActivationFormat::kFp8: {
       const std::int64_t groups = (cols + kFp8Tile - 1) / kFp8Tile;
       result.codes = arena.take<std::uint8_t>(rows, groups * kFp8Tile);
-      result.scales = arena.take<float>(rows, groups);
+      result.scales = arena.take<float>(checked_add(rows, 4 * (experts + 1)), groups);
       break;
     }
     case ActivationFormat::kNvfp4:
@@ -45,13 +46,14 @@ PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOpti
   b.routing.row_to_slot = arena.take<std::int32_t>(rows);
   if (options.activations == ActivationFormat::kNvfp4) b.amax = arena.take<float>(rows);
   if (options.activations != ActivationFormat::kBf16) {
-    b.x = take_rows(arena, options.activations, x_per_row ? rows : tokens, config.hidden);
+    b.x = take_rows(arena, options.activations, x_per_row ? rows : tokens, config.hidden, config.num_experts);
   }
   if (!options.h_fused()) {
     b.h_bf16 = take_rows(arena, ActivationFormat::kBf16, rows,
-                         config.intermediate * (options.l1 == L1Output::kInterleavedBf16 ? 2 : 1));
+                         config.intermediate * (options.l1 == L1Output::kInterleavedBf16 ? 2 : 1),
+                         config.num_experts);
   }
-  b.h = take_rows(arena, options.activations, rows, config.intermediate);
+  b.h = take_rows(arena, options.activations, rows, config.intermediate, config.num_experts);
   b.expert_out = arena.take<float>(rows, config.hidden);
   if (shared) b.shared_out = arena.take<float>(tokens, config.hidden);
   return b;

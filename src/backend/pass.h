@@ -50,7 +50,7 @@ class Arena {
 
 // What every pass needs, in memory of the backend's kind; for the worst routing, which has tokens * top_k
 // rows. Where a format has no use for a buffer the pointer is null. FP8 rows have room for whole groups of
-// 128 columns, their scales for whole groups of 4 rows.
+// 128 columns, their scales for the gaps that a GPU leaves between experts.
 struct PassBuffers {
   Routing routing;
   float* amax = nullptr;        // kNvfp4: [rows]

@@ -1,12 +1,12 @@
 #include "base/parallel.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "base/cgroup.h"
@@ -51,10 +51,15 @@ void relax() {
 // that the system does not let run (others use its processor) delays nobody.
 class Pool {
  public:
-  // Never destroyed: its threads may wait until the process ends.
+  // Never destroyed: its threads may wait until the process ends. After fork() the child has none of them,
+  // and gets a pool of its own.
   static Pool& instance() {
-    static Pool& pool = *new Pool;
-    return pool;
+    static const int registered = pthread_atfork(nullptr, nullptr, [] {
+      current() = new Pool;
+      t_inside = false;
+    });
+    static_cast<void>(registered);
+    return *current();
   }
 
   // False, and nothing is done, where another thread has the pool.
@@ -66,7 +71,7 @@ class Pool {
     // Opens a new turn.
     const std::uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
     gate_.store(gate_of(turn) | static_cast<std::uint64_t>(helpers) << kRoomShift, std::memory_order_release);
-    turn_.store(turn, std::memory_order_release);
+    turn_.store(turn);  // sequentially consistent: whoever is about to sleep sees it or is woken
     turn_.notify_all();
     work.run();
     // No helper enters any more; those inside end their pieces.
@@ -79,6 +84,11 @@ class Pool {
   }
 
  private:
+  static std::atomic<Pool*>& current() {
+    static std::atomic<Pool*> pool = new Pool;
+    return pool;
+  }
+
   // The gate: the turn, how many helpers may still enter, and how many are inside.
   static constexpr int kRoomShift = 16, kTurnShift = 32;
   static constexpr std::uint64_t kInside = 0xFFFF, kRoom = std::uint64_t{0xFFFF} << kRoomShift;
@@ -87,7 +97,7 @@ class Pool {
   void grow(int helpers) {
     try {
       for (; threads_ < helpers; ++threads_) std::thread(&Pool::help, this).detach();
-    } catch (const std::system_error&) {  // the system gives no more: fewer help
+    } catch (const std::exception&) {  // the system gives no more: fewer help
     }
   }
 

@@ -47,7 +47,9 @@ struct F32Avx512Bf16 : Zmm {
     const Floats step = broadcast(0x1.8p14f), small = _mm512_sub_ps(_mm512_add_ps(x, step), step);
     const __mmask16 is_small = _mm512_cmplt_epi32_mask(_mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)),
                                                        _mm512_castps_si512(broadcast(0x1p-6f)));
-    return _mm512_mask_blend_ps(is_small, normal, small);
+    const Floats nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000));  // nothing in the low half
+    return _mm512_mask_mov_ps(_mm512_mask_blend_ps(is_small, normal, small),
+                              _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
   }
 
   static Ints step_of_bf16(const std::uint8_t* p, int step) {

@@ -114,12 +114,12 @@ std::string names_of(const Keep& keep) {
 const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> kernels = {
 #ifdef __x86_64__
-      {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
-       multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
-       only_products_f32_avx512_bf16, kMaxPanels},
       {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
        multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
        only_products_f32_avx2, kMaxPanels},
+      {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
+       multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
+       only_products_f32_avx512_bf16, kMaxPanels},
       {"avx-vnni", "AVX2 with AVX-VNNI", has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
        multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx_vnni,
        only_products_f32_avx2, kMaxPanels},

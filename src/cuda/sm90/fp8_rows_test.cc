@@ -2,8 +2,8 @@
 // the GEMMs look for them.
 #include "cuda/sm90/fp8_rows.h"
 
-#include <algorithm>
-#include <numeric>
+#include <cstring>
+#include <utility>
 
 #include "cuda/gpu_test.h"
 #include "tests/independent.h"

@@ -4,7 +4,6 @@
 #include <atomic>
 
 #include "cuda/gather.h"
-#include "cuda/launch.h"
 #include "cuda/quantize.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/fp8_rows.h"

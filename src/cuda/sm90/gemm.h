@@ -22,7 +22,8 @@ struct TileChoice {
                       // share its K; FP8 operands: 4
   friend bool operator==(const TileChoice&, const TileChoice&) = default;
 };
-// The widest whose accumulators leave four warpgroups enough registers.
+// The widest whose accumulators leave four warpgroups enough registers; beyond, BF16 operands have three row
+// tiles and FP8 ones two warpgroups of two row tiles each.
 constexpr int narrow_tile(OperandType type) { return type == OperandType::kBf16 ? 64 : 56; }
 // The widest.
 constexpr int wide_tile(OperandType type) { return type == OperandType::kBf16 ? 136 : 112; }

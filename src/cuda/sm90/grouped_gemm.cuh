@@ -96,7 +96,7 @@ struct GemmParams {
   int experts;
   const std::int64_t* offsets;  // [experts + 1]
   CUtensorMap tokens;           // [rows, cols] in boxes of a chunk's columns by a tile's tokens
-  CUtensorMap token_scales;     // FP8: [chunks, rows] in boxes of a tile's tokens
+  CUtensorMap token_scales;     // FP8: as fp8_rows.h says, in boxes of a tile's tokens
 };
 
 // ---- Storage

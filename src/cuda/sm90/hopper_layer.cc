@@ -1,6 +1,6 @@
 #include "cuda/sm90/hopper_layer.h"
 
-#include <algorithm>
+#include <vector>
 
 #include "base/check.h"
 #include "cuda/sm90/hopper_pass.h"

@@ -14,8 +14,8 @@ namespace megamoe::sm90 {
 
 class HopperLayer final : public PreparedLayer {
  public:
-  // On the device that is current. `weights` outlives it: they are packed when the first pass is made for
-  // operands of a type. Throws kUnsupported for what this backend does not run.
+  // On the device that is current. Weights are packed when the first pass is made for operands of a type.
+  // Throws kUnsupported for what this backend does not run.
   explicit HopperLayer(const LayerWeights& weights);
 
   const LayerConfig& config() const override { return config_; }
@@ -57,7 +57,7 @@ class HopperLayer final : public PreparedLayer {
   GroupedInput input(const PackedWeights& weights, std::int64_t weight_rows, std::int64_t cols,
                      const ActivationRows& tokens, const Routing& routing, void* workspace) const;
 
-  const LayerWeights& weights_;
+  LayerWeights weights_;  // keeps the files mapped that it points into
   int device_ = cuda::current_device();
   LayerConfig config_;
   mutable Packed packed_[2];                                  // by OperandType

@@ -55,12 +55,6 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   Arena arena(base, kDeviceAlignment);
   const bool fp8 = options_.activations == ActivationFormat::kFp8;
   Buffers b{take_buffers(arena, config, options_, tokens, fp8 || options_.x_per_row(), false)};
-  if (fp8) {
-    const auto take_scales = [&](ActivationRows& rows) {
-      rows.scales = arena.take<float>(fp8_scale_pitch(rows.rows, config.num_experts), fp8_groups(rows.cols));
-    };
-    take_scales(b.x), take_scales(b.h);
-  }
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));

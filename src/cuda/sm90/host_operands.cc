@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/weight_layout.h"
 
 namespace megamoe::sm90 {

@@ -2,6 +2,8 @@
 // sums, times each token's scale, are added in FP32.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/grouped_gemm.cuh"
 
@@ -42,8 +44,12 @@ requires(Config::kFp8) struct Consumer<Config> {
     const std::uint32_t at = (stage * Config::kRowTiles + t) * Config::kChunkBytes;
     return {ptx::load_shared16(codes + at + half * (128 * 16)), ptx::load_shared2(scales + at + half * 2)};
   }
+  // NOTE: what lies where a tile beyond the matrix would be may have any byte for a scale.
   __device__ __forceinline__ void decode(const Words& from, Operands& to) const {
     constexpr int kEntryBytes = kFoldCopies * sizeof(uint2);
+    using Storage = GemmStorage<Config>;
+    static_assert(sizeof(Storage) - offsetof(Storage, folds) >= 256 * kEntryBytes,
+                  "reads beyond shared memory");
     const uint2 upper = ptx::load_shared8(folds + (from.scales & 0xFF) * kEntryBytes);
     const uint2 lower = ptx::load_shared8(folds + (from.scales >> 8) * kEntryBytes);
     decode_fp8_word(from.codes.x, upper, to[0][0], to[0][2]);
@@ -55,15 +61,15 @@ requires(Config::kFp8) struct Consumer<Config> {
   // Two tiles of weights share the scales that one loads, where registers are left for them.
   static constexpr bool kKeepScales = Config::kOwnTiles == 2 && kN <= 104;
   // The scales of a stage's tokens in this thread's columns of the accumulators: 8 j + 2 (lane % 4) + {0, 1}.
-  using TokenScales = uint2[kN / 8];
-  __device__ __forceinline__ void load_scales(int stage, TokenScales& to) const {
+  using ColumnScales = uint2[kN / 8];
+  __device__ __forceinline__ void load_scales(int stage, ColumnScales& to) const {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       to[j] = ptx::load_shared8(token_scales + stage * Config::kTokenScaleBytes + j * 32);
     }
   }
   // acc += sums * token scales.
-  __device__ static __forceinline__ void promote(const TokenScales& scales, const float (&sums)[kN / 2],
+  __device__ static __forceinline__ void promote(const ColumnScales& scales, const float (&sums)[kN / 2],
                                                  float (&acc)[kN / 2]) {
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
@@ -84,7 +90,7 @@ requires(Config::kFp8) struct Consumer<Config> {
       for (int t = 0; t < Config::kOwnTiles; ++t) acc[t][i] = 0.0f;
     }
     Operands first, second;
-    TokenScales scales_of_tokens;
+    ColumnScales scales_of_tokens;
     ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
     decode(load(ring.index, 0, 0), first);
     Words words = load(ring.index, 0, 1);

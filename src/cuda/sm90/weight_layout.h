@@ -10,25 +10,24 @@
 //
 //   chunk   codes   [warp 4][lane 32][step 4]  32 bits: what one thread feeds one step
 //           scales  [warp 4][group 8][half 2]  32 bits: the scales of one row's four blocks
-//   word    eight codes of one thread and step: pair p (rows of half p % 2, columns 2 (lane % 4) + 8 (p / 2)
-//   + {0, 1}),
-//           the even column in the low 16 bits. In each 16 bits the pair's three magnitude bits and its sign
-//           lie at
+//   word    eight codes of one thread and step: pair p (rows of half p % 2, columns
+//           2 (lane % 4) + 8 (p / 2) + {0, 1}), the even column in the low 16 bits. In each 16 bits the
+//           pair's three magnitude bits and its sign lie at
 //             pair 0: 8..6, 15   pair 1: 5..3, 12   pair 2: 2..0, 14   pair 3: 11..9, 13
 //           so that a shift and a mask make a BF16 of them: the magnitude bits on the border of exponent and
 //           mantissa are the value times 2^-126.
 //   scale   eeeee mmm with a bias that makes every E4M3 a normal number: as BF16 with the exponent raised by
-//   224 it is
-//           the scale times 2^119. 0xF9 is NaN. A block of scale 0 has its codes cleared and the scale 1.
+//           224 it is the scale times 2^119. 0xF9 is NaN. A block of scale 0 has its codes cleared and the
+//           scale 1.
 //   scales  of steps 0 and 1 in bits 11..4 of the low and the high half of the word; of steps 2 and 3
-//   likewise once
-//           the word is rotated left by 8: a mask and the exponent make two BF16 of them at once.
+//   likewise
+//           once the word is rotated left by 8: a mask and the exponent make two BF16 of them at once.
 //
 // FP8, 4608 bytes: a step of wgmma has 32 columns, and tokens hold the columns of each 64 in another order
 // (fp8_column_place), in which thread lane % 4 has all of block lane % 4: a row's scale is looked up once.
 //
 //   chunk   codes   [columns 64 2][warp 4][lane 32][step 2][half 2]  32 bits: half a block of one row
-//           scales  [warp 4][lane 32][columns 64 2][half 2]          8 bits: E4M3 as it is
+//           scales  [warp 4][lane 32][columns 64 2][half 2]          8 bits: E4M3, -0 as 0
 //   word    codes 8 step .. + 7 of the block; code i has its magnitude in bits 4 i + 2 .. 4 i, where the
 //           instruction that picks bytes from a table wants them. The signs of codes 0 to 3 are bits 7, 15,
 //           23, 31; of codes 4 to 7 bits 3, 11, 19, 27.
@@ -122,6 +121,11 @@ struct RawWeights {
   std::int64_t cols;
 };
 
+// The scale of a block, whose sign only a zero may have.
+MEGAMOE_HD constexpr std::uint8_t raw_scale(const RawWeights& raw, const TileRow& at, std::int64_t block) {
+  return raw.scales[at.matrix][at.row * (raw.cols / 16) + block] & 0x7F;
+}
+
 // Bytes of one expert.
 constexpr std::int64_t packed_bytes(OperandType type, WeightRole role, std::int64_t rows, std::int64_t cols) {
   return tiles_of(role, rows) * chunks_of(type, cols) * chunk_bytes(type);
@@ -137,7 +141,7 @@ MEGAMOE_HD constexpr std::uint32_t pack_word(WeightRole role, const RawWeights& 
     const TileRow at = tile_row(role, tile, warp, lane / 4, pair % 2);
     const std::int64_t col = chunk * 64 + step * 16 + pair / 2 * 8 + lane % 4 * 2;
     if (at.row >= raw.rows || col >= raw.cols) continue;
-    if (raw.scales[at.matrix][at.row * (raw.cols / 16) + col / 16] == 0) continue;
+    if (raw_scale(raw, at, col / 16) == 0) continue;
     const std::uint32_t both = raw.codes[at.matrix][at.row * (raw.cols / 2) + col / 2];
     const std::uint32_t magnitudes = (both & 7) | (both >> 4 & 7) << 16;
     const std::uint32_t signs = (both >> 3 & 1) | (both >> 7 & 1) << 16;
@@ -153,8 +157,7 @@ MEGAMOE_HD constexpr std::uint32_t pack_scales(WeightRole role, const RawWeights
   for (int step = 0; step < 4; ++step) {
     const std::int64_t block = chunk * 4 + step;
     const bool inside = at.row < raw.rows && block < raw.cols / 16;
-    const std::uint8_t scale =
-        inside ? raw.scales[at.matrix][at.row * (raw.cols / 16) + block] : std::uint8_t{0};
+    const std::uint8_t scale = inside ? raw_scale(raw, at, block) : std::uint8_t{0};
     packed[step] = pack_scale(scale == 0 ? std::uint8_t{0x38} : scale);
   }
   return scale_word(packed);
@@ -199,7 +202,7 @@ MEGAMOE_HD constexpr std::uint32_t pack_fp8_scales(WeightRole role, const RawWei
     const TileRow at = tile_row(role, tile, warp, lane / 4, i % 2);
     const std::int64_t block = fp8_block(chunk, i / 2, lane);
     if (at.row >= raw.rows || block >= raw.cols / 16) continue;
-    word |= static_cast<std::uint32_t>(raw.scales[at.matrix][at.row * (raw.cols / 16) + block]) << (8 * i);
+    word |= static_cast<std::uint32_t>(raw_scale(raw, at, block)) << (8 * i);
   }
   return word;
 }
