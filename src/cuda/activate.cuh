@@ -9,29 +9,16 @@
 
 namespace megamoe::cuda {
 
-// exp_f32 of a magnitude below 80.
+// exp_f32(x), and whether x is ordinary for it.
 __device__ inline float exp_of_ordinary(float x, bool& ordinary) {
-  constexpr float kRound = 0x1.8p+23f;
   ordinary = ordinary && magnitude(x) < 80.0f;
-  const float rounded = __fadd_rn(__fmul_rn(x, 0x1.715476p+0f), kRound), n = __fadd_rn(rounded, -kRound);
-  const float r = __fadd_rn(__fadd_rn(x, -__fmul_rn(n, 0x1.62ep-1f)), -__fmul_rn(n, 0x1.0bfbe8p-15f));
-  float p = 0x1.a01a02p-13f;
-  for (const float next :
-       {0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f, 0x1.555556p-3f, 0.5f, 1.0f, 1.0f}) {
-    p = __fadd_rn(__fmul_rn(p, r), next);
-  }
-  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(rounded) << 23));
+  return exp_parts(x).ordinary();
 }
 
-// a / b for b in [1, 2], a neither tiny nor huge: a compiler's own steps, without its tests.
+// divide_by_one_to_two(a, b), likewise.
 __device__ inline float divide_ordinary(float a, float b, bool& ordinary) {
   ordinary = ordinary && magnitude(a) >= 0x1p-60f && magnitude(a) <= 0x1p+60f;
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
-  y = __fmaf_rn(__fmaf_rn(-b, y, 1.0f), y, y);
-  float q = __fmul_rn(a, y);
-  q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
-  return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+  return megamoe::divide_ordinary(a, b);
 }
 
 template <Activation kKind>

@@ -38,19 +38,23 @@ MEGAMOE_HD constexpr float add_rn(float a, float b) {
 
 MEGAMOE_HD_RARE constexpr float plain_divide(float a, float b) { return a / b; }
 
+#ifdef __CUDACC__
+// a / b for b in [1, 2] and 2^-60 <= |a| <= 2^60, where nothing underflows: the steps of a compiler's own
+// division, without its tests and its call.
+__device__ inline float divide_ordinary(float a, float b) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
+  y = __fmaf_rn(__fmaf_rn(-b, y, 1.0f), y, y);
+  float q = __fmul_rn(a, y);
+  q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+  return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
+}
+#endif
+
 // a / b for b in [1, 2], rounded once.
 MEGAMOE_HD constexpr float divide_by_one_to_two(float a, float b) {
 #ifdef __CUDA_ARCH__
-  // Away from the ends of the range of `a` nothing below underflows: the steps of a compiler's own division,
-  // without its tests and its call.
-  if (magnitude(a) >= 0x1p-60f && magnitude(a) <= 0x1p+60f) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
-    y = __fmaf_rn(__fmaf_rn(-b, y, 1.0f), y, y);
-    float q = __fmul_rn(a, y);
-    q = __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
-    return __fmaf_rn(__fmaf_rn(-b, q, a), y, q);
-  }
+  if (magnitude(a) >= 0x1p-60f && magnitude(a) <= 0x1p+60f) return divide_ordinary(a, b);
 #endif
   return plain_divide(a, b);
 }
@@ -65,12 +69,22 @@ MEGAMOE_HD_RARE constexpr float exp_f32_far(float x, float p, float n) {
   return mul_rn(mul_rn(p, power_of_two(half)), power_of_two(rest));
 }
 
-MEGAMOE_HD constexpr float exp_f32(float x) {
+// exp(x) = p * 2^n; `rounded` has n in its last bits. p is within [0.7, 1.42].
+struct ExpParts {
+  float p, n, rounded;
+
+  // For |x| < 80: n is so small that a sum in the exponent is the exact product.
+  MEGAMOE_HD constexpr float ordinary() const {
+    return float_of_bits(bits_of_float(p) + (bits_of_float(rounded) << 23));
+  }
+};
+
+MEGAMOE_HD constexpr ExpParts exp_parts(float x) {
   constexpr float kLog2E = 0x1.715476p+0f;
   constexpr float kLn2Hi = 0x1.62ep-1f;      // 12 significant bits: n * kLn2Hi is exact, |n| < 2^8
   constexpr float kLn2Lo = 0x1.0bfbe8p-15f;  // ln 2 - kLn2Hi
   constexpr float kRound = 0x1.8p+23f;       // adding and subtracting it rounds to an integer
-  const float rounded = add_rn(mul_rn(x, kLog2E), kRound);  // n in its last bits
+  const float rounded = add_rn(mul_rn(x, kLog2E), kRound);
   const float n = add_rn(rounded, -kRound);
   const float r = add_rn(add_rn(x, -mul_rn(n, kLn2Hi)), -mul_rn(n, kLn2Lo));
   float p = 0x1.a01a02p-13f;                  // 1/5040
@@ -81,9 +95,13 @@ MEGAMOE_HD constexpr float exp_f32(float x) {
   p = add_rn(mul_rn(p, r), 0.5f);
   p = add_rn(mul_rn(p, r), 1.0f);
   p = add_rn(mul_rn(p, r), 1.0f);
-  // p is within [0.7, 1.42]: here n is small enough that a sum in the exponent is the exact product.
-  if (magnitude(x) < 80.0f) return float_of_bits(bits_of_float(p) + (bits_of_float(rounded) << 23));
-  return exp_f32_far(x, p, n);
+  return {p, n, rounded};
+}
+
+MEGAMOE_HD constexpr float exp_f32(float x) {
+  const ExpParts parts = exp_parts(x);
+  if (magnitude(x) < 80.0f) return parts.ordinary();
+  return exp_f32_far(x, parts.p, parts.n);
 }
 
 MEGAMOE_HD constexpr float sigmoid_f32(float x) {

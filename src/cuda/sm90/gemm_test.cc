@@ -19,7 +19,6 @@ using testing::Rows;
 using testing::Verdict;
 
 constexpr int kPoisons[] = {0x7F, 0xFF, 0x00};
-constexpr double kDifferentShare = 0.001;  // of the codes of h
 
 // Sums are off by what the order of additions explains.
 void expect_close(const Verdict& v) {
@@ -164,7 +163,7 @@ TEST_P(ModelGemms, StayWithinTheErrorOfTheirSums) {
   for (const ActivationFormat format : kFormats) {
     const auto& [values, codes, y] = all[static_cast<int>(format)];
     EXPECT_TRUE(format == ActivationFormat::kFp8 || codes.scales > 1000);
-    EXPECT_LT(codes.different_share(), kDifferentShare) << codes.first_different;
+    EXPECT_LT(codes.different_share(), testing::kDifferentShare) << codes.first_different;
     EXPECT_LE(y.worst, 1.0);
     std::printf(
         "%s, %s: of %lld codes of h %.4f %% differ (of their scales %.4f %%), %.1f %% might; "
