@@ -29,6 +29,7 @@ step() {  # step NAME command...: runs it, keeps its output, notes how it went
 }
 
 gpu_test=$(find_program gpu_test)
+tool=$(find_program megamoe)
 if [ -z "$gpu_test" ]; then
   echo "no gpu_test under $programs: build with cmake --preset hopper" >&2
   exit 2
@@ -43,7 +44,9 @@ conformance_test=$(find_program conformance_test)
 wheel=$(find "$programs" -maxdepth 1 -name 'megamoe-*.whl' | head -n 1)
 if [ -n "$wheel" ]; then
   python3 -m pip install --quiet --no-index --no-deps --target "$logs/site" "$wheel"
-  PYTHONPATH=$logs/site step "python" python3 -m pytest -q -rs -p no:cacheprovider "$here/python/tests/test_gpu.py"
+  export PYTHONPATH=$logs/site${PYTHONPATH:+:$PYTHONPATH}
+  [ -z "$tool" ] || export MEGAMOE_CLI=$tool
+  step "python" python3 -m pytest -q -rs -p no:cacheprovider "$here/python/tests/test_gpu.py"
 fi
 
 # FP4 is made in the epilogue, and nothing else is written: interleaved BF16 takes 4 bytes for an element of h, compact
@@ -81,8 +84,9 @@ benchmark() {  # benchmark NAME program [arguments]: a step whose output is show
   cat "$logs/${1// /_}.log"
 }
 benchmark bench_gpu_ops "$(find_program bench_gpu_ops)"
-benchmark "megamoe bench" "$(find_program megamoe)" bench --model deepseek-v4-flash --activations bf16,nvfp4,fp8 \
+benchmark "megamoe bench" "$tool" bench --model deepseek-v4-flash --activations bf16,nvfp4,fp8 \
   --svg "$logs/deepseek-v4-flash.svg"
+[ -z "$wheel" ] || [ -z "$tool" ] || benchmark "python overhead" python3 "$here/bench/python_overhead.py" "$tool"
 
 printf '\n'
 printf '%s\n' "${table[@]}"

@@ -102,17 +102,27 @@ class MoELayer:
         core = self._core
         if core.gpu < 0:
             raise ValueError(f"x must be on the CPU, where the layer is (backend '{core.backend}'), got {x.device}")
+        for name, array in (("topk_ids", topk_ids), ("topk_weights", topk_weights), ("out", x if out is None else out)):
+            if not isinstance(array, torch.Tensor):
+                raise TypeError(f"{name} must be a torch tensor, as x is, got {type(array).__name__}")
+        if x.dim() != 2:
+            raise ValueError(f"x must have 2 dimensions, got {x.dim()}")
         tokens = x.detach()
         if x.dtype in (torch.float32, torch.float16):
             tokens = tokens.to(torch.bfloat16)
-        if x.dim() == 2 and (tokens.data_ptr() % 16 or tokens.stride(0) % 8 or tokens.stride(1) != 1):
+        if tokens.data_ptr() % 16 or tokens.stride(0) % 8 or tokens.stride(1) != 1:
             tokens = tokens.clone(memory_format=torch.contiguous_format)
         if topk_ids.dtype == torch.int64:  # what does not fit in 32 bits must not become an id that does
             topk_ids = topk_ids.clamp(-2, 2**31 - 1).to(torch.int32)
         if topk_weights.dtype in (torch.bfloat16, torch.float16, torch.float64):
             topk_weights = topk_weights.to(torch.float32)
         y = out
-        if out is None or out.dtype in (torch.float32, torch.float16):
+        if out is None:
+            y = torch.empty_like(tokens, memory_format=torch.contiguous_format)
+        elif out.dtype in (torch.float32, torch.float16):
+            if out.shape != x.shape or out.device != x.device:
+                raise ValueError(f"out must have shape {list(x.shape)} and be on {x.device}, as x, got "
+                                 f"{list(out.shape)} on {out.device}")
             y = torch.empty_like(tokens, memory_format=torch.contiguous_format)
         workspace = torch.empty((1, core.stream_workspace_bytes(len(tokens))), dtype=torch.uint8, device=x.device)
         core.forward_on_stream(tokens, topk_ids.detach().contiguous(), topk_weights.detach().contiguous(), y,

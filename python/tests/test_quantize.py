@@ -1,8 +1,6 @@
 """Quantising and its layouts, against the definition written in NumPy with ml_dtypes' roundings."""
 
 import gc
-import threading
-import time
 
 import ml_dtypes
 import numpy as np
@@ -166,34 +164,3 @@ def test_interleaves_by_eights():
         megamoe.interleave(gate[:4], up[:4])
     with pytest.raises(ValueError, match="up must have shape"):
         megamoe.interleave(gate, up[:16])
-
-
-def test_lets_other_threads_run():
-    x = np.ones((4096, 4096), np.float32)
-    span = []
-
-    def work():
-        started = time.perf_counter()
-        megamoe.quantize(x)
-        span.extend((started, time.perf_counter()))
-
-    worker = threading.Thread(target=work)
-    ticks = []
-    worker.start()
-    while worker.is_alive():
-        ticks.append(time.perf_counter())
-        time.sleep(0)
-    quarter = (span[1] - span[0]) / 4
-    assert any(span[0] + quarter < tick < span[1] - quarter for tick in ticks)
-
-
-def test_threads_are_counted():
-    before = megamoe.num_threads()
-    try:
-        megamoe.set_num_threads(1)
-        assert megamoe.num_threads() == 1
-        with pytest.raises(ValueError, match="-1"):
-            megamoe.set_num_threads(-1)
-    finally:
-        megamoe.set_num_threads(0)
-    assert megamoe.num_threads() == before

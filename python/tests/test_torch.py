@@ -13,9 +13,14 @@ import megamoe.torch  # noqa: E402
 from test_layer import EXPERTS, HIDDEN, TOKENS, make_layer, random_input  # noqa: E402
 
 
+def as_tensor(x):
+    """An array of ml_dtypes' bfloat16 as a tensor."""
+    return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+
+
 def tensors(seed=2, tokens=TOKENS):
     x, ids, weights = random_input(seed, tokens)
-    return (torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16), torch.from_numpy(ids), torch.from_numpy(weights))
+    return as_tensor(x), torch.from_numpy(ids), torch.from_numpy(weights)
 
 
 def same_bits(a, b):
@@ -28,7 +33,7 @@ def layer():
 
 
 def test_gives_the_bits_of_numpy(layer):
-    expected = torch.from_numpy(layer(*random_input()).view(np.uint16)).view(torch.bfloat16)
+    expected = as_tensor(layer(*random_input()))
     x, ids, weights = tensors()
     y = layer(x, ids, weights)
     assert same_bits(y, expected) and not y.requires_grad
