@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build make libfmt-dev nlohmann-json3-dev libcli11-dev libgtest-dev)
 dev_packages=(clang clang-format clang-tidy libomp-dev libclang-rt-dev python3)
-# A Python from elsewhere does as well.
+# A Python from elsewhere does as well, if it has these parts; Debian's packages are for Debian's Python alone.
 python3 -m pip --version >/dev/null 2>&1 || dev_packages+=(python3-pip)
 python3 -c "import ensurepip" 2>/dev/null || dev_packages+=(python3-venv)
 python3 -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')" 2>/dev/null ||

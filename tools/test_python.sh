@@ -6,17 +6,32 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$PWD/build/venv
 
-[ -e "$venv/bin/pip" ] || python3 -m venv "$venv"
+include=$(python3 -c "import sysconfig; print(sysconfig.get_path('include'))")
+if [ ! -e "$include/Python.h" ]; then
+  echo "$(command -v python3) has no headers at $include: install them, or put another python3 on the PATH" >&2
+  exit 1
+fi
+# The environment belongs to one Python and one set of pins: with others it is made anew.
+pins=$(python3 -c "import sys; print(sys.executable, sys.version)"; cat python/tests/{requirements,overrides}.txt)
+if [ "$pins" != "$(cat "$venv/pins" 2>/dev/null)" ]; then
+  rm -rf "$venv"
+  python3 -m venv "$venv"
+fi
 rm -rf build/wheels
+set -m  # a process group of its own, which ends with the script
 "$venv/bin/pip" wheel --quiet --no-deps --wheel-dir build/wheels \
   --config-settings=cmake.define.MEGAMOE_WERROR=ON . &
 wheel=$!
+set +m
+trap 'kill -- -$wheel 2>/dev/null && wait $wheel' EXIT
 # Meanwhile torch, which brings gigabytes; uv fetches side by side and links what it has fetched before.
 "$venv/bin/pip" install --quiet uv==0.13.9
 install() { "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" "$@"; }
 install --requirements python/tests/requirements.txt --overrides python/tests/overrides.txt
 wait $wheel
+trap - EXIT
 install --reinstall-package megamoe build/wheels/megamoe-*.whl
+printf '%s\n' "$pins" >"$venv/pins"
 
 tool=$PWD/build/cpu/cli/megamoe
 [ ! -x "$tool" ] || export MEGAMOE_CLI=$tool

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 
 #include "numerics/bf16.h"
@@ -102,11 +103,16 @@ std::string listed(DTypes accepted) {
   return text;
 }
 
-// "list", "numpy.ndarray of complex128": what came.
+// "list", "numpy.ndarray of complex128", "torch.Tensor of torch.float32 on meta": what came.
 std::string described(nb::handle object) {
   std::string text = nb::inst_name(object).c_str();
-  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
-  if (!dtype.is_none()) text += " of " + std::string(nb::str(dtype).c_str());
+  for (const auto& [attribute, before, usual] :
+       {std::tuple("dtype", " of ", ""), std::tuple("device", " on ", "cpu"),
+        std::tuple("layout", ", ", "torch.strided")}) {
+    const nb::object value = nb::getattr(object, attribute, nb::none());
+    const std::string name = nb::str(value).c_str();
+    if (!value.is_none() && name != usual) text += before + name;
+  }
   return text;
 }
 

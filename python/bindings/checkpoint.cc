@@ -152,16 +152,17 @@ T parse_choice(const char* what, const std::string& name, std::initializer_list<
   fail(ErrorCode::kInvalidArgument, "{} must be one of {}, got {}", what, names, name);
 }
 
-Family parse_family(const std::string& name) {
-  return parse_choice("format", name, {Family::kModelOpt, Family::kCompressedTensors});
-}
-GateUpScale parse_gate_up(const std::string& name) {
-  return parse_choice("gate_up_scale", name, {GateUpScale::kShared, GateUpScale::kSeparate});
+Family parse_family(const char* what, const std::string& name) {
+  return parse_choice(what, name, {Family::kModelOpt, Family::kCompressedTensors});
 }
 
 // Calls progress(done_bytes, total_bytes, item), an object of Python's, and lets what it raises through.
 ProgressFn progress_function(const nb::object& progress) {
   if (progress.is_none()) return {};
+  if (PyCallable_Check(progress.ptr()) == 0) {
+    throw nb::type_error(
+        fmt::format("progress must be callable, got {}", nb::inst_name(progress).c_str()).c_str());
+  }
   return [&progress](const Progress& state) {
     const nb::gil_scoped_acquire acquire;
     progress(state.done_bytes, state.total_bytes, nb::str(state.item.data(), state.item.size()));
@@ -184,15 +185,34 @@ nb::dict report_dict(const RewriteReport& report) {
   return out;
 }
 
+// Runs `rewrite`, one of the verbs that make a checkpoint out of another, with `options` and those that all
+// of them have.
+template <class Options, class Rewrite>
+nb::dict rewrite_model(const Rewrite& rewrite, nb::handle source, const std::filesystem::path& destination,
+                       Options options, const std::string& gate_up_scale, bool overwrite,
+                       const std::string& fused_layout, const nb::object& progress) {
+  const std::filesystem::path from = existing_path(source, "source");
+  options.gate_up_scale =
+      parse_choice("gate_up_scale", gate_up_scale, {GateUpScale::kShared, GateUpScale::kSeparate});
+  options.overwrite = overwrite;
+  options.fused_layout = fused_layout;
+  const ProgressFn report_progress = progress_function(progress);
+  RewriteReport report;
+  {
+    const nb::gil_scoped_release release;
+    report = rewrite(from, destination, options, report_progress);
+  }
+  return report_dict(report);
+}
+
 nb::dict quantize_model(nb::handle source, const std::filesystem::path& destination,
                         const std::string& format, const std::string& activations,
                         const std::optional<std::filesystem::path>& scales, bool four_over_six,
                         std::optional<std::vector<int>> layers, bool shared_experts,
                         const std::string& gate_up_scale, bool overwrite, const std::string& fused_layout,
                         const nb::object& progress) {
-  const std::filesystem::path from = existing_path(source, "source");
   QuantizeCheckpointOptions options;
-  options.format = parse_family(format);
+  options.format = parse_family("format", format);
   options.activations =
       parse_choice("activations", activations,
                    {ActivationScales::kNone, ActivationScales::kStatic, ActivationScales::kDynamic});
@@ -200,32 +220,17 @@ nb::dict quantize_model(nb::handle source, const std::filesystem::path& destinat
   options.four_over_six = four_over_six;
   options.layers = std::move(layers);
   options.shared_experts = shared_experts;
-  options.gate_up_scale = parse_gate_up(gate_up_scale);
-  options.overwrite = overwrite;
-  options.fused_layout = fused_layout;
-  RewriteReport report;
-  {
-    const nb::gil_scoped_release release;
-    report = quantize_checkpoint(from, destination, options, progress_function(progress));
-  }
-  return report_dict(report);
+  return rewrite_model(quantize_checkpoint, source, destination, std::move(options), gate_up_scale, overwrite,
+                       fused_layout, progress);
 }
 
 nb::dict convert_model(nb::handle source, const std::filesystem::path& destination, const std::string& to,
                        const std::string& gate_up_scale, bool overwrite, const std::string& fused_layout,
                        const nb::object& progress) {
-  const std::filesystem::path from = existing_path(source, "source");
   ConvertOptions options;
-  options.to = parse_family(to);
-  options.gate_up_scale = parse_gate_up(gate_up_scale);
-  options.overwrite = overwrite;
-  options.fused_layout = fused_layout;
-  RewriteReport report;
-  {
-    const nb::gil_scoped_release release;
-    report = convert_checkpoint(from, destination, options, progress_function(progress));
-  }
-  return report_dict(report);
+  options.to = parse_family("to", to);
+  return rewrite_model(convert_checkpoint, source, destination, std::move(options), gate_up_scale, overwrite,
+                       fused_layout, progress);
 }
 
 nb::list verify_models(const Opened& quantized, const Opened& source) {
@@ -387,7 +392,7 @@ void bind_checkpoint(nb::module_& m) {
            "\"error\"), layer (None: all) and text. `values` also reads every dense weight for NaN and "
            "infinity.");
 
-  m.def("open", &open_checkpoint, nb::arg("checkpoint"), nb::kw_only(), nb::arg("fused_layout") = "",
+  m.def("open", &open_checkpoint, nb::arg("checkpoint").none(), nb::kw_only(), nb::arg("fused_layout") = "",
         nb::sig("def open(checkpoint: str | os.PathLike[str], *, fused_layout: str = \"\") -> Checkpoint"),
         "Opens a model's directory or one safetensors file, in any family of names and encodings.\n\n"
         "`fused_layout` (\"rows-first\" or \"cols-first\") is the order of fused expert tensors that shapes "
@@ -396,7 +401,7 @@ void bind_checkpoint(nb::module_& m) {
         "themselves.");
 
   m.def(
-      "quantize_checkpoint", &quantize_model, nb::arg("source"), nb::arg("destination"), nb::kw_only(),
+      "quantize_checkpoint", &quantize_model, nb::arg("source").none(), nb::arg("destination"), nb::kw_only(),
       nb::arg("format") = "modelopt", nb::arg("activations") = "none", nb::arg("scales") = nb::none(),
       nb::arg("four_over_six") = false, nb::arg("layers") = nb::none(), nb::arg("shared_experts") = false,
       nb::arg("gate_up_scale") = "shared", nb::arg("overwrite") = false, nb::arg("fused_layout") = "",
@@ -415,7 +420,7 @@ void bind_checkpoint(nb::module_& m) {
       "None for\n"
       "all but the multi-token-prediction ones.\n\n" REWRITE_REPORT);
   m.def(
-      "convert_checkpoint", &convert_model, nb::arg("source"), nb::arg("destination"), nb::kw_only(),
+      "convert_checkpoint", &convert_model, nb::arg("source").none(), nb::arg("destination"), nb::kw_only(),
       nb::arg("to"), nb::arg("gate_up_scale") = "shared", nb::arg("overwrite") = false,
       nb::arg("fused_layout") = "", nb::arg("progress") = nb::none(),
       nb::sig(

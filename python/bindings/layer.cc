@@ -388,14 +388,14 @@ void bind_layer(nb::module_& m) {
           nb::arg("kind"), nb::arg("limit"), nb::arg("alpha"));
 
   nb::class_<Layer>(m, "Layer", "What megamoe.MoELayer wraps.")
-      .def_static("from_checkpoint", &from_checkpoint, nb::arg("checkpoint"), nb::arg("layer"),
+      .def_static("from_checkpoint", &from_checkpoint, nb::arg("checkpoint").none(), nb::arg("layer"),
                   nb::arg("routed_only"), nb::arg("fused_layout"), nb::arg("options"))
       .def_static("from_weights", &from_weights, nb::arg("gate").none(), nb::arg("up"), nb::arg("down"),
                   nb::arg("top_k"), nb::arg("activation"), nb::arg("gate_bias").none(),
                   nb::arg("up_bias").none(), nb::arg("down_bias").none(), nb::arg("input_scales").none(),
                   nb::arg("down_input_scales").none(), nb::arg("name"), nb::arg("options"))
-      .def("forward", &Layer::forward, nb::arg("x"), nb::arg("topk_ids"), nb::arg("topk_weights"),
-           nb::arg("out"),
+      .def("forward", &Layer::forward, nb::arg("x").none(), nb::arg("topk_ids").none(),
+           nb::arg("topk_weights").none(), nb::arg("out").none(),
            "Runs the layer on host memory into `out`; returns how many activation blocks saturated.")
       .def("forward_on_stream", &Layer::forward_on_stream, nb::arg("x"), nb::arg("topk_ids"),
            nb::arg("topk_weights"), nb::arg("out"), nb::arg("workspace"), nb::arg("stream"),
@@ -406,8 +406,8 @@ void bind_layer(nb::module_& m) {
           nb::arg("tokens"), "Bytes of the workspace of forward_on_stream, uint8 [1, bytes].")
       .def("stream_status", &Layer::stream_status,
            "(saturated blocks, token * top_k + slot of a bad id or None).")
-      .def("route", &route, nb::arg("logits"), nb::arg("token_ids").none())
-      .def("router_logits", &router_logits, nb::arg("x"))
+      .def("route", &route, nb::arg("logits").none(), nb::arg("token_ids").none())
+      .def("router_logits", &router_logits, nb::arg("x").none())
       .def_prop_ro("backend", [](const Layer& layer) { return std::string(layer.get().backend()); })
       .def_prop_ro("gpu", &Layer::gpu, "The number of the layer's GPU; -1: it runs on the CPU.")
       .def_prop_ro(

@@ -122,7 +122,8 @@ void bind_quantize(nb::module_& m) {
   nb::class_<Nvfp4Tensor>(m, "Nvfp4Tensor",
                           "A matrix of NVFP4: value = e2m1 code * E4M3 block scale * tensor scale.\n\n"
                           "Its arrays are read-only views that keep it alive.")
-      .def("__init__", &construct, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scales"),
+      .def("__init__", &construct, nb::arg("codes").none(), nb::arg("scales").none(),
+           nb::arg("tensor_scales").none(),
            nb::sig("def __init__(self, codes: megamoe.Array, scales: megamoe.Array, tensor_scales: "
                    "megamoe.Array) -> "
                    "None"),
@@ -166,7 +167,7 @@ void bind_quantize(nb::module_& m) {
       });
 
   m.def(
-      "quantize", &quantize_array, nb::arg("x"), nb::kw_only(), nb::arg("tensor_scale") = nb::none(),
+      "quantize", &quantize_array, nb::arg("x").none(), nb::kw_only(), nb::arg("tensor_scale") = nb::none(),
       nb::arg("per_row") = false, nb::arg("four_over_six") = false,
       nb::sig("def quantize(x: megamoe.Array, *, tensor_scale: float | None = None, per_row: bool = False, "
               "four_over_six: bool = False) -> Nvfp4Tensor"),
@@ -182,17 +183,17 @@ void bind_quantize(nb::module_& m) {
       "scale that is not positive or so large that 6 times it is not finite.");
   m.def("dequantize", &dequantize_tensor, nb::arg("x"),
         "The values of an Nvfp4Tensor, float32 [rows, cols].");
-  m.def("swizzle_scales", &swizzle, nb::arg("scales"),
+  m.def("swizzle_scales", &swizzle, nb::arg("scales").none(),
         nb::sig("def swizzle_scales(scales: megamoe.Array) -> numpy.typing.NDArray[numpy.uint8]"),
         "Block scales uint8 [rows, cols] in the 128x4 order of tensor cores, uint8 [n], padding 0.\n\n"
         "Rows pad to a multiple of 128 and columns, which count blocks, to a multiple of 4.");
-  m.def("unswizzle_scales", &unswizzle, nb::arg("swizzled"), nb::arg("rows"), nb::arg("cols"),
+  m.def("unswizzle_scales", &unswizzle, nb::arg("swizzled").none(), nb::arg("rows"), nb::arg("cols"),
         nb::sig("def unswizzle_scales(swizzled: megamoe.Array, rows: int, cols: int) -> "
                 "numpy.typing.NDArray[numpy.uint8]"),
         "The inverse of swizzle_scales, uint8 [rows, cols].\n\n"
         "Raises ValueError where `swizzled` does not have the size for that.");
   m.def(
-      "interleave", &interleave_rows, nb::arg("gate"), nb::arg("up"),
+      "interleave", &interleave_rows, nb::arg("gate").none(), nb::arg("up").none(),
       nb::sig("def interleave(gate: megamoe.Array, up: megamoe.Array) -> numpy.typing.NDArray[numpy.uint8]"),
       "Rows of gate and up, uint8 [rows, n] each, in the order of the first GEMM: 8 of gate, the 8 of up "
       "that\n"
@@ -200,7 +201,7 @@ void bind_quantize(nb::module_& m) {
       "For codes and scales as they are; for others pass `array.view(numpy.uint8)`. Raises ValueError where "
       "the\n"
       "shapes differ or rows is not a multiple of 8.");
-  m.def("deinterleave", &deinterleave_rows, nb::arg("interleaved"),
+  m.def("deinterleave", &deinterleave_rows, nb::arg("interleaved").none(),
         nb::sig("def deinterleave(interleaved: megamoe.Array) -> tuple[numpy.typing.NDArray[numpy.uint8], "
                 "numpy.typing.NDArray[numpy.uint8]]"),
         "The inverse of interleave: (gate, up) of uint8 [2 * rows, n].");

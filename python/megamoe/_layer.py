@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy
@@ -54,7 +54,7 @@ class MoELayer:
         return cls(_core.Layer.from_checkpoint(checkpoint, layer, routed_only, fused_layout, options))
 
     @classmethod
-    def from_weights(cls, gate: Sequence[Any] | None, up: Sequence[Any], down: Sequence[Any], *, top_k: int,
+    def from_weights(cls, gate: Iterable[Any] | None, up: Iterable[Any], down: Iterable[Any], *, top_k: int,
                      activation: str = "swiglu", limit: float = 0.0, alpha: float = 1.702,
                      gate_bias: Array | None = None, up_bias: Array | None = None, down_bias: Array | None = None,
                      input_scales: Array | None = None, down_input_scales: Array | None = None,
@@ -62,8 +62,9 @@ class MoELayer:
                      h_scale: str = "", l1: str = "fused", device: int | None = None) -> MoELayer:
         """Makes a layer of matrices in memory, which it keeps alive: do not write to them.
 
-        gate, up      for each of E experts an Nvfp4Tensor or floats [I, H]; gate is None for "relu2"
-        down          for each an Nvfp4Tensor or floats [H, I]
+        gate, up      for each of E experts an Nvfp4Tensor or floats [I, H], or all as floats [E, I, H]; gate is None
+                      for "relu2"
+        down          for each an Nvfp4Tensor or floats [H, I], or [E, H, I]
         activation    "swiglu", "swiglu-clamped" (with limit), "gpt-oss" (with limit and alpha) or "relu2"
         gate_bias, up_bias, down_bias   floats [E, I], [E, I], [E, H] or None
         input_scales, down_input_scales   static NVFP4 tensor scales of x and h, floats [E], or None
@@ -74,6 +75,9 @@ class MoELayer:
         """
         options = _core.LayerOptions(backend, activations, x_scale, h_scale, l1, device)
         kind = _core.Activation(activation, limit, alpha)
+        if gate is not None:
+            gate = _each_expert("gate", gate)
+        up, down = _each_expert("up", up), _each_expert("down", down)
         return cls(_core.Layer.from_weights(gate, up, down, top_k, kind, gate_bias, up_bias, down_bias, input_scales,
                                             down_input_scales, name, options))
 
@@ -195,6 +199,13 @@ class MoELayer:
         c = self.config
         return (f"MoELayer({c['num_experts']} experts, top {c['top_k']}, hidden {c['hidden']}, intermediate "
                 f"{c['intermediate']}, {self.activations} activations, backend '{self.backend}')")
+
+
+def _each_expert(name: str, matrices: Any) -> list[Any]:
+    try:
+        return list(matrices)
+    except TypeError:
+        raise TypeError(f"{name} must hold a matrix for each expert, got {type(matrices).__name__}") from None
 
 
 def _empty_like(torch: Any, x: Any) -> Any:

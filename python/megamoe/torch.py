@@ -27,6 +27,8 @@ _numbers = itertools.count()
 
 def register(layer: MoELayer) -> str:
     """A name for `layer` that the operators take; it holds for as long as the layer lives."""
+    if not isinstance(layer, MoELayer):
+        raise TypeError(f"layer must be a MoELayer, got {type(layer).__name__}")
     name = f"layer{next(_numbers)}"
     _layers[name] = layer
     return name

@@ -52,6 +52,8 @@ def replace_experts(model: nn.Module, source: str | os.PathLike[str] | Recipe = 
     the checkpoint's layer has another shape, LookupError where it lacks the layer, NotImplementedError for an
     activation the library does not have.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     blocks = {name: module for name, module in model.named_modules() if _is_experts(module)}
     if not blocks:
         raise ValueError(f"model must have modules with 3-dimensional gate_up_proj and down_proj, {type(model).__name__} "

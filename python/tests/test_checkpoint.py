@@ -86,8 +86,11 @@ def test_says_what_is_suspicious(model_path):
 def test_errors_say_what_was_expected(tmp_path, model_path):
     with pytest.raises(FileNotFoundError, match="no-such"):
         megamoe.open(tmp_path / "no-such")
-    with pytest.raises(TypeError, match="checkpoint must be a path, got int"):
-        megamoe.open(3)
+    for other in (3, None):
+        with pytest.raises(TypeError, match=f"checkpoint must be a path, got {type(other).__name__}"):
+            megamoe.open(other)
+    with pytest.raises(TypeError, match="progress must be callable, got int"):
+        megamoe.quantize_checkpoint(model_path, tmp_path / "x", progress=3)
     with pytest.raises(LookupError, match="0, 1"):
         megamoe.open(model_path).layer(2)
     with pytest.raises(IndexError, match="0 to 15, got 16"):
@@ -95,5 +98,7 @@ def test_errors_say_what_was_expected(tmp_path, model_path):
     (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ValueError, match="broken.safetensors"):
         megamoe.open(tmp_path / "broken.safetensors")
-    with pytest.raises(ValueError, match="modelopt, compressed-tensors, got gguf"):
+    with pytest.raises(ValueError, match="format must be one of modelopt, compressed-tensors, got gguf"):
         megamoe.quantize_checkpoint(model_path, tmp_path / "x", format="gguf")
+    with pytest.raises(ValueError, match="to must be one of modelopt, compressed-tensors, got gguf"):
+        megamoe.convert_checkpoint(model_path, tmp_path / "x", to="gguf")

@@ -62,7 +62,10 @@ def test_agrees_with_fp64():
     assert relative_error(make_layer(tensors)(x, ids, weights), in_fp64(values, x, ids, weights)) < BF16_ROUNDING
     for dtype in (np.float32, BF16):
         dense = [[w.astype(dtype) for w in matrices] for matrices in random_weights()]
-        assert relative_error(make_layer(dense)(x, ids, weights), in_fp64(dense, x, ids, weights)) < BF16_ROUNDING
+        y = make_layer(dense)(x, ids, weights)
+        assert relative_error(y, in_fp64(dense, x, ids, weights)) < BF16_ROUNDING
+        stacked = make_layer([np.stack(matrices) for matrices in dense])
+        np.testing.assert_array_equal(stacked(x, ids, weights).view(np.uint16), y.view(np.uint16))
 
 
 @pytest.mark.parametrize("options", [{"activations": "nvfp4", "x_scale": "tensor", "h_scale": "tensor"},
@@ -173,6 +176,7 @@ def test_describes_itself(quantized_path):
     (lambda x, i, w: (x, i.astype(np.float32), w), TypeError, "topk_ids must be an array of I32 or I64"),
     (lambda x, i, w: (x, i, w.astype(int)), TypeError, "topk_weights must be an array of BF16"),
     (lambda x, i, w: (x.tolist(), i, w), TypeError, "x must be an array"),
+    (lambda x, i, w: (x, None, w), TypeError, "topk_ids must be an array of I32 or I64, got NoneType"),
     (lambda x, i, w: (x, i + 6, w), ValueError, "token 0, slot 0 is out of range; expected -1 or 0 to 5"),
     (lambda x, i, w: (x, i + 2**32, w), ValueError, "topk_ids holds 4294967"),
 ])
@@ -216,6 +220,10 @@ def test_refuses_weights_that_do_not_fit(quantized_path):
         make_layer((gate[:5], up, down))
     with pytest.raises(ValueError, match="one tensor scale"):
         make_layer(([megamoe.quantize(w, per_row=True) for w in gate], up, down))
+    with pytest.raises(TypeError, match="down must hold a matrix for each expert, got int"):
+        make_layer((gate, up, 3))
+    with pytest.raises(TypeError, match="up must be an array of BF16, F32, F16 or F64, got NoneType"):
+        make_layer((gate, [None] * EXPERTS, down))
     with pytest.raises(LookupError, match="0, 1"):
         megamoe.MoELayer.from_checkpoint(quantized_path, 7)
     with pytest.raises(FileNotFoundError):

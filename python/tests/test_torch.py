@@ -129,7 +129,9 @@ def test_refuses_tensors_that_do_not_fit(layer):
         layer(x, weights, weights)
     with pytest.raises(ValueError, match=r"x must have shape \[19, 64\], got \[19, 60\]"):
         layer(x[:, :60], ids, weights)
-    with pytest.raises((TypeError, ValueError), match="x must be"):
-        layer(torch.empty(TOKENS, HIDDEN, device="meta"), ids, weights)
-    with pytest.raises(TypeError, match="x must be an array of BF16, F32 or F16"):
+    with pytest.raises(TypeError, match="x must be an array of BF16, F32 or F16, got .*bfloat16 on meta"):
+        layer(x.to("meta"), ids, weights)
+    with pytest.raises(TypeError, match="x must be an array of BF16, F32 or F16, got .*bfloat16, torch.sparse_coo"):
         layer(x.to_sparse(), ids, weights)
+    with pytest.raises(TypeError, match="layer must be a MoELayer, got NoneType"):
+        megamoe.torch.Experts(None)

@@ -106,6 +106,10 @@ def test_takes_experts_from_a_checkpoint(tmp_path, kind):
 
 
 def test_says_what_does_not_fit(model_path, quantized_path):
+    with pytest.raises(TypeError, match="model must be a torch module, got str"):
+        replace_experts("model")
+    with pytest.raises(FileNotFoundError, match="no-such"):
+        replace_experts(make_model("Mixtral"), "no-such")
     with pytest.raises(ValueError, match="3-dimensional gate_up_proj and down_proj, Linear has none"):
         replace_experts(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"6 experts of hidden size 64 .* got a checkpoint with \(16, 256, 128\)"):
