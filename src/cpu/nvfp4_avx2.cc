@@ -6,13 +6,13 @@ namespace megamoe::cpu {
 namespace {
 
 struct Avx2 : Ymm {
-  static constexpr int kTile = 6;
+  static constexpr int kTile = 6, kPanels = 1;
 
   // 16 bits hold what a lane adds up: 8 products of at most 24 * 12.
-  static Ints dot(const Ints (&w)[4], const Ints (&x)[4], Ints correction) {
+  static Ints dot(const Ints (&w)[4], const Ints (&x)[4], Ints seed) {
     Ints pairs = _mm256_maddubs_epi16(w[0], x[0]);
     for (int j = 1; j < 4; ++j) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j], x[j]));
-    return _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), correction);
+    return _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), seed);
   }
 };
 

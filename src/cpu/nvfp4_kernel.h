@@ -5,13 +5,19 @@
 // and a signed factor; sum (w + 12) * x  -  12 * sum x  is the dot product. x is expanded once for all
 // panels. Tile by tile, for each block of 16 columns, its rows stand together:
 //
-//   | doubled codes, 16 bytes a row | scales, FP32 | -12 * sum x, int32 |
+//   | doubled codes, 16 bytes a row | scales, FP32 | seeds, int32 |
 //
-// A lane is a row of weights, its accumulator one register; so the order of the additions is that of gemm.h.
+// The seed, which the sum begins with, is -12 * sum x plus the bits of kOne23: so the sum is an FP32 number
+// as it stands, kOne23 + dot, and no conversion is needed. A fused multiply-add by the scale of w takes
+// kOne23 off again; what it gives is dot * scale, exact, and so nothing is rounded before the addition to the
+// accumulator. A lane is a row of weights, its accumulator one register; so the order of the additions is
+// that of gemm.h.
+//
+// Each load of x serves kPanels panels, each vector of weights kTile rows.
 //
 // A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
-//   kTile                  rows of x that share a load of the weights
-//   dot(w, x, correction)  4 columns of each of w[4] times those of x[4], plus the correction
+//   kTile, kPanels   as above, as many as its registers hold
+//   dot(w, x, seed)  4 columns of each of w[4] times those of x[4], plus the seed
 #pragma once
 
 #include "cpu/nvfp4_slab.h"
@@ -22,116 +28,202 @@ namespace {
 
 // What x's scales are multiplied by: 2^-2 undoes both doublings, 2^8 is missing in the weights' scales.
 constexpr float kScaleOfX = 0x1p6f;
+// Its last bit is worth 1: an integer below 2^22 added to its bits is added to its value.
+constexpr float kOne23 = 0x1.8p23f;
+
+// Up to kGroup blocks of a row of x, as row `i` of a tile of `rows`. 8 * kGroup bytes of codes are read.
+inline void expand_group(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t blocks,
+                         const float* e4m3, std::int64_t rows, std::int64_t i, std::uint8_t* tile) {
+  const __m256i low = _mm256_set1_epi8(15), doubled = _mm256_broadcastsi128_si256(table(kDoubled));
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  const __m256i evens = _mm256_and_si256(bytes, low),
+                odds = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low);
+  const __m256i values[2] = {// of blocks 0 and 2, of 1 and 3
+                             _mm256_shuffle_epi8(doubled, _mm256_unpacklo_epi8(evens, odds)),
+                             _mm256_shuffle_epi8(doubled, _mm256_unpackhi_epi8(evens, odds))};
+  const auto halves = [](__m256i v) {  // of 8 values and 12 for each
+    return _mm256_sad_epu8(_mm256_add_epi8(v, _mm256_set1_epi8(12)), _mm256_setzero_si256());
+  };
+  const __m256i a = halves(values[0]), b = halves(values[1]);
+  alignas(32) std::int64_t sums[kGroup];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(sums),
+                     _mm256_add_epi64(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)));
+  alignas(32) std::uint8_t of_blocks[kGroup][16];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(of_blocks[0]),
+                     _mm256_permute2x128_si256(values[0], values[1], 0x20));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(of_blocks[2]),
+                     _mm256_permute2x128_si256(values[0], values[1], 0x31));
+  for (std::int64_t block = 0; block < blocks; ++block, tile += rows * kExpandedBlockBytes) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(tile + i * 16),
+                     _mm_load_si128(reinterpret_cast<const __m128i*>(of_blocks[block])));
+    reinterpret_cast<float*>(tile + rows * 16)[i] = e4m3[scales[block]] * kScaleOfX;
+    reinterpret_cast<std::int32_t*>(tile + rows * 20)[i] =
+        __builtin_bit_cast(std::int32_t, kOne23) - 12 * (static_cast<int>(sums[block]) - 16 * 12);
+  }
+}
 
 // One row of x, as row `i` of a tile of `rows`.
 inline void expand_row(const Nvfp4Slab& slab, std::int64_t row, std::int64_t first_block, std::int64_t blocks,
                        std::int64_t rows, std::int64_t i, std::uint8_t* tile) {
   const std::uint8_t* codes = slab.x_codes[row] + first_block * 8;
   const std::uint8_t* scales = slab.x_scales[row] + first_block;
-  const __m128i doubled = table(kDoubled), low = _mm_set1_epi8(15);
-  for (std::int64_t b = 0; b < blocks; ++b, tile += rows * kExpandedBlockBytes) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + b * 8));
-    const __m128i nibbles =
-        _mm_unpacklo_epi8(_mm_and_si128(bytes, low), _mm_and_si128(_mm_srli_epi16(bytes, 4), low));
-    const __m128i values = _mm_shuffle_epi8(doubled, nibbles);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(tile + i * 16), values);
-    const __m128i halves = _mm_sad_epu8(_mm_add_epi8(values, _mm_set1_epi8(12)), _mm_setzero_si128());
-    const int sum = _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 12;
-    reinterpret_cast<float*>(tile + rows * 16)[i] = slab.e4m3[scales[b]] * kScaleOfX;
-    reinterpret_cast<std::int32_t*>(tile + rows * 20)[i] = -12 * sum;
+  std::int64_t b = 0;
+  for (; b + kGroup <= blocks; b += kGroup, tile += kGroup * rows * kExpandedBlockBytes) {
+    expand_group(codes + b * 8, scales + b, kGroup, slab.e4m3, rows, i, tile);
   }
+  if (b == blocks) return;
+  std::uint8_t last[kGroup * 8] = {};
+  for (std::int64_t j = 0; j < (blocks - b) * 8; ++j) last[j] = codes[b * 8 + j];
+  expand_group(last, scales + b, blocks - b, slab.e4m3, rows, i, tile);
 }
 
 // A block of kLanes rows of weights.
 template <class V>
 struct BlockOfWeights {
   typename V::Ints w[4];
-  typename V::Floats scales;
+  typename V::Floats scales, minus_one23;  // -kOne23 * scales
 };
 
 // From codes and scales of a panel's block that begin with the first of the rows.
 template <class V>
-BlockOfWeights<V> decode_block(const std::uint8_t* codes, const std::uint8_t* scales) {
+[[gnu::always_inline]] inline BlockOfWeights<V> decode_block(const std::uint8_t* codes,
+                                                             const std::uint8_t* scales) {
+  const typename V::Floats values = V::e4m3(scales);
   return {{V::load_low(kDoubledPlus12, codes), V::load_high(kDoubledPlus12, codes),
            V::load_low(kDoubledPlus12, codes + 64), V::load_high(kDoubledPlus12, codes + 64)},
-          V::e4m3(scales)};
+          values,
+          V::multiply(values, V::broadcast(-kOne23))};
 }
 
-// The sums of kRows rows of x for kLanes rows of weights. They come from sums [kRows, 16], or begin, and go
-// there.
-template <class V, int kRows>
+// The sums of kRows rows of x for kLanes rows of kPanels panels. They come from sums [kPanels, kRows, 16],
+// the panels `stride` apart, or begin, and go there.
+template <class V, int kRows, int kPanels>
 class Accumulators {
  public:
-  Accumulators(bool begin, float* sums) : sums_(sums) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) acc_[i] = begin ? V::broadcast(0.0f) : V::load(sums + i * kRowsOfPanel);
+  Accumulators(bool begin, float* sums, std::int64_t stride) : sums_(sums), stride_(stride) {
+    for_each(
+        [&](typename V::Floats& acc, const float* at) { acc = begin ? V::broadcast(0.0f) : V::load(at); });
   }
-  void add(const BlockOfWeights<V>& weights, const std::uint8_t* x) {
+  void add(const BlockOfWeights<V> (&weights)[kPanels], const std::uint8_t* x) {
     const float* x_scales = reinterpret_cast<const float*>(x + kRows * 16);
-    const std::int32_t* corrections = reinterpret_cast<const std::int32_t*>(x + kRows * 20);
-#pragma GCC unroll 16
+    const std::int32_t* seeds = reinterpret_cast<const std::int32_t*>(x + kRows * 20);
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       const auto* columns = reinterpret_cast<const std::int32_t*>(x + i * 16);
       const typename V::Ints values[4] = {V::broadcast(columns[0]), V::broadcast(columns[1]),
                                           V::broadcast(columns[2]), V::broadcast(columns[3])};
-      const typename V::Ints dot = V::dot(weights.w, values, V::broadcast(corrections[i]));
-      acc_[i] =
-          V::multiply_add(V::to_float(dot), V::multiply(weights.scales, V::broadcast(x_scales[i])), acc_[i]);
+      const typename V::Ints seed = V::broadcast(seeds[i]);
+      const typename V::Floats x_scale = V::broadcast(x_scales[i]);
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        const typename V::Floats dot = V::as_floats(V::dot(weights[p].w, values, seed));
+        const typename V::Floats scaled = V::multiply_add(dot, weights[p].scales, weights[p].minus_one23);
+        acc_[p][i] = V::multiply_add(scaled, x_scale, acc_[p][i]);
+      }
     }
   }
-  void store() const {
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) V::store(sums_ + i * kRowsOfPanel, acc_[i]);
+  void store() {
+    for_each([](const typename V::Floats& acc, float* at) { V::store(at, acc); });
   }
 
  private:
-  typename V::Floats acc_[kRows];
+  template <class Body>
+  [[gnu::always_inline]] void for_each(const Body& body) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) body(acc_[p][i], sums_ + p * stride_ + i * kRowsOfPanel);
+    }
+  }
+
+  typename V::Floats acc_[kPanels][kRows];
   float* sums_;
+  std::int64_t stride_;
 };
 
-// Rows of x times kLanes rows of a panel, over `blocks` blocks; `lane` is the first row of the panel.
-// `packed` begins at a group.
-template <class V, int kRows>
-void multiply_packed(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane,
-                     const std::uint8_t* x, bool begin, float* sums) {
-  Accumulators<V, kRows> acc(begin, sums + lane);
-  while (blocks > 0) {
-    const std::int64_t group = blocks < kGroup ? blocks : kGroup;
-    const std::uint8_t* codes = packed + group * kRowsOfPanel + lane * 4;
-    prefetch(packed + kAhead);
-    for (std::int64_t b = 0; b < group; ++b, codes += kCodesOfBlock, x += kRows * kExpandedBlockBytes) {
-      prefetch(codes + kAhead);
-      prefetch(codes + kAhead + 64);
-      acc.add(decode_block<V>(codes, packed + b * kRowsOfPanel + lane), x);
+// Blocks first .. first + count of kLanes rows, from row `lane` on, of some panels; `first` begins a group.
+struct Strip {
+  const std::uint8_t* const* panels;
+  std::int64_t first, count, lane;
+};
+
+// Calls body(number, weights) for each block of a strip, in ascending order, the weights decoded.
+template <class V, int kPanels, bool kPrefetch, class Body>
+[[gnu::always_inline]] inline void for_each_decoded(const Strip& strip, const Body& body) {
+  std::int64_t offset = strip.first * kBlockOfPanel;
+  for (std::int64_t first = 0; first < strip.count; first += kGroup, offset += kGroup * kBlockOfPanel) {
+    const std::int64_t rest = strip.count - first, group = rest < kGroup ? rest : kGroup;
+    for (std::int64_t b = 0; b < group; ++b) {
+      BlockOfWeights<V> weights[kPanels];
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        const std::uint8_t* scales = strip.panels[p] + offset + b * kRowsOfPanel;
+        const std::uint8_t* codes = strip.panels[p] + offset + group * kRowsOfPanel + b * kCodesOfBlock;
+        if constexpr (kPrefetch) {
+          if (b == 0) prefetch(scales + kAhead);
+          prefetch(codes + kAhead);
+          prefetch(codes + kAhead + 64);
+        }
+        weights[p] = decode_block<V>(codes + strip.lane * 4, scales + strip.lane);
+      }
+      body(first + b, weights);
     }
-    packed += group * kBlockOfPanel;
-    blocks -= group;
   }
+}
+
+// A strip of one panel times rows of x. One, as this waits for memory, which gives one stream sooner than
+// two.
+template <class V, int kRows>
+void multiply_packed(const Strip& strip, const std::uint8_t* x, bool begin, float* sums) {
+  Accumulators<V, kRows, 1> acc(begin, sums, 0);
+  for_each_decoded<V, 1, true>(strip, [&](std::int64_t b, const BlockOfWeights<V>(&weights)[1]) {
+    acc.add(weights, x + b * kRows * kExpandedBlockBytes);
+  });
   acc.store();
 }
 
 constexpr std::int64_t kDecodedBlocks = 16;  // in whole groups, few enough for the first-level cache
 
-template <class V>
-void decode_blocks(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane,
-                   BlockOfWeights<V>* out) {
-  for (std::int64_t first = 0; first < blocks; first += kGroup, packed += kGroup * kBlockOfPanel) {
-    const std::int64_t group = blocks - first < kGroup ? blocks - first : kGroup;
-    for (std::int64_t b = 0; b < group; ++b) {
-      const std::uint8_t* codes = packed + group * kRowsOfPanel + b * kCodesOfBlock + lane * 4;
-      prefetch(codes + kAhead);
-      prefetch(codes + kAhead + 64);
-      *out++ = decode_block<V>(codes, packed + b * kRowsOfPanel + lane);
-    }
-  }
+template <class V, int kPanels>
+struct DecodedStrip {
+  BlockOfWeights<V> blocks[kDecodedBlocks][kPanels];
+};
+
+template <class V, int kPanels>
+void decode(const Strip& strip, DecodedStrip<V, kPanels>& out) {
+  for_each_decoded<V, kPanels, false>(strip, [&](std::int64_t b, const BlockOfWeights<V>(&weights)[kPanels]) {
+    for (int p = 0; p < kPanels; ++p) out.blocks[b][p] = weights[p];
+  });
 }
 
-// Likewise, with weights that are decoded.
-template <class V, int kRows>
-void multiply_decoded(const BlockOfWeights<V>* weights, std::int64_t blocks, const std::uint8_t* x,
-                      bool begin, float* sums) {
-  Accumulators<V, kRows> acc(begin, sums);
-  for (std::int64_t b = 0; b < blocks; ++b, x += kRows * kExpandedBlockBytes) acc.add(weights[b], x);
+// Memory that is to be in the cache soon: kPanels pieces of it, `stride` apart, of which each step asks for
+// `step` bytes more.
+template <int kPanels>
+class Ahead {
+ public:
+  Ahead(const std::uint8_t* at, std::int64_t stride, std::int64_t step)
+      : at_(at), stride_(stride), step_(step) {}
+  [[gnu::always_inline]] void operator()() {
+    for (std::int64_t i = 0; i < step_; i += 64) {
+      for (int p = 0; p < kPanels; ++p) prefetch(at_ + p * stride_ + i);
+    }
+    at_ += step_;
+  }
+
+ private:
+  const std::uint8_t* at_;
+  std::int64_t stride_, step_;
+};
+
+// A strip times rows of x, with weights that are decoded.
+template <class V, int kRows, int kPanels>
+void multiply_decoded(const DecodedStrip<V, kPanels>& strip, std::int64_t blocks, const std::uint8_t* x,
+                      bool begin, float* sums, std::int64_t stride, Ahead<kPanels> ahead) {
+  Accumulators<V, kRows, kPanels> acc(begin, sums, stride);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    ahead();
+    acc.add(strip.blocks[b], x + b * kRows * kExpandedBlockBytes);
+  }
   acc.store();
 }
 
@@ -145,60 +237,105 @@ void with_rows(std::int64_t rows, const Body& body) {
   }
 }
 
+// Rows of x that are expanded, some blocks of them, in tiles of about equal size.
 template <class V>
-void multiply(const Nvfp4Slab& slab) {
-  const std::int64_t tiles = (slab.rows + V::kTile - 1) / V::kTile;  // of about equal size
-  const auto first_of = [&](std::int64_t tile) { return slab.rows * tile / tiles; };
-  const std::int64_t most_blocks = kExpandedBlocks / slab.rows / kGroup * kGroup;
-  for (std::int64_t first = 0; first < slab.blocks; first += most_blocks) {
-    const std::int64_t rest = slab.blocks - first, blocks = rest < most_blocks ? rest : most_blocks;
-    const auto expanded = [&](std::int64_t row) { return slab.scratch + row * blocks * kExpandedBlockBytes; };
-    for (std::int64_t t = 0; t < tiles; ++t) {
-      const std::int64_t row = first_of(t), rows = first_of(t + 1) - row;
-      for (std::int64_t i = 0; i < rows; ++i)
-        expand_row(slab, row + i, first, blocks, rows, i, expanded(row));
-    }
-    for (std::int64_t p = 0; p < slab.num_panels; ++p) {
-      const std::uint8_t* packed = slab.panels[p] + first * kBlockOfPanel;
-      float* sums = slab.sums + p * slab.rows * kRowsOfPanel;
-      for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
-        if (tiles == 1) {
-          with_rows<V::kTile>(slab.rows, [&]<int kRows> {
-            multiply_packed<V, kRows>(packed, blocks, lane, slab.scratch, first == 0, sums);
-          });
-          continue;
-        }
-        // Several tiles: weights are decoded once for all.
-        for (std::int64_t at = 0; at < blocks; at += kDecodedBlocks) {
-          BlockOfWeights<V> weights[kDecodedBlocks];
-          const std::int64_t count = blocks - at < kDecodedBlocks ? blocks - at : kDecodedBlocks;
-          decode_blocks<V>(packed + at * kBlockOfPanel, count, lane, weights);
-          for (std::int64_t t = 0; t < tiles; ++t) {
-            const std::int64_t row = first_of(t), rows = first_of(t + 1) - row;
-            with_rows<V::kTile>(rows, [&]<int kRows> {
-              multiply_decoded<V, kRows>(weights, count, expanded(row) + at * kRows * kExpandedBlockBytes,
-                                         first + at == 0, sums + row * kRowsOfPanel + lane);
-            });
-          }
-        }
+class Tiles {
+ public:
+  Tiles(const Nvfp4Slab& slab, std::int64_t first_block, std::int64_t blocks)
+      : rows_(slab.rows), count_((slab.rows + V::kTile - 1) / V::kTile), blocks_(blocks), x_(slab.scratch) {
+    for (std::int64_t t = 0; t < count_; ++t) {
+      const std::int64_t rows = first(t + 1) - first(t);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        expand_row(slab, first(t) + i, first_block, blocks, rows, i, slab.scratch + offset(t));
       }
     }
+  }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t blocks() const { return blocks_; }
+  std::int64_t count() const { return count_; }
+  std::int64_t first(std::int64_t tile) const { return rows_ * tile / count_; }  // row
+  const std::uint8_t* at(std::int64_t tile, std::int64_t block) const {
+    return x_ + offset(tile) + block * (first(tile + 1) - first(tile)) * kExpandedBlockBytes;
+  }
+
+ private:
+  std::int64_t offset(std::int64_t tile) const { return first(tile) * blocks_ * kExpandedBlockBytes; }
+
+  std::int64_t rows_, count_, blocks_;
+  const std::uint8_t* x_;
+};
+
+// A strip times all rows of x, whose weights are decoded once for all tiles. `begin` as above, sums [kPanels,
+// rows, 16] at the strip's lane. Meanwhile `next`, which follows the strip, is fetched, the panels `panel`
+// bytes apart: in small portions, as a processor waits where it has asked memory for too much at once.
+template <class V, int kPanels>
+void multiply_strip(const Strip& strip, const Tiles<V>& x, std::int64_t block, bool begin, float* sums,
+                    const std::uint8_t* next, std::int64_t panel) {
+  DecodedStrip<V, kPanels> weights;
+  decode(strip, weights);
+  const std::int64_t step = (kBlockOfPanel + x.count() - 1) / x.count();
+  for (std::int64_t t = 0; t < x.count(); ++t) {
+    with_rows<V::kTile>(x.first(t + 1) - x.first(t), [&]<int kRows> {
+      multiply_decoded<V, kRows, kPanels>(weights, strip.count, x.at(t, block), begin,
+                                          sums + x.first(t) * kRowsOfPanel, x.rows() * kRowsOfPanel,
+                                          Ahead<kPanels>(next + t * kDecodedBlocks * step, panel, step));
+    });
+  }
+}
+
+// kPanels panels that follow one another in memory, from block `first` on, times x, which begins there.
+template <class V, int kPanels>
+void multiply_panels(const Nvfp4Slab& slab, std::int64_t p, const Tiles<V>& x, std::int64_t first) {
+  const std::int64_t panel = slab.blocks * kBlockOfPanel;
+  float* sums = slab.sums + p * slab.rows * kRowsOfPanel;
+  for (std::int64_t at = 0; at < x.blocks(); at += kDecodedBlocks) {
+    const std::int64_t rest = x.blocks() - at, count = rest < kDecodedBlocks ? rest : kDecodedBlocks;
+    const std::int64_t end = (first + at + count) * kBlockOfPanel;
+    const std::uint8_t* next = slab.panels[p] + (end < panel ? end : kPanels * panel);
+    for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
+      multiply_strip<V, kPanels>({slab.panels + p, first + at, count, lane}, x, at, first + at == 0,
+                                 sums + lane, next, panel);
+    }
+  }
+}
+
+template <class V>
+void multiply(const Nvfp4Slab& slab) {
+  const std::int64_t most_blocks = kExpandedBlocks / slab.rows / kGroup * kGroup;
+  for (std::int64_t first = 0; first < slab.blocks; first += most_blocks) {
+    const std::int64_t rest = slab.blocks - first;
+    const Tiles<V> x(slab, first, rest < most_blocks ? rest : most_blocks);
+    std::int64_t p = 0;
+    if (x.count() == 1) {
+      for (; p < slab.num_panels; ++p) {
+        for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
+          with_rows<V::kTile>(slab.rows, [&]<int kRows> {
+            multiply_packed<V, kRows>({slab.panels + p, first, x.blocks(), lane}, x.at(0, 0), first == 0,
+                                      slab.sums + p * kRows * kRowsOfPanel + lane);
+          });
+        }
+      }
+      continue;
+    }
+    for (; p + V::kPanels <= slab.num_panels; p += V::kPanels)
+      multiply_panels<V, V::kPanels>(slab, p, x, first);
+    for (; p < slab.num_panels; ++p) multiply_panels<V, 1>(slab, p, x, first);
   }
 }
 
 // `rounds` rounds of the products alone, out of registers; returns the multiplications and additions.
 template <class V>
 std::int64_t only_products(std::int64_t rounds) {
-  constexpr int kSums = 4;
-  typename V::Ints sums[kSums], w[4], x[4];
-  for (auto& v : sums) v = V::broadcast(0);
-  for (int j = 0; j < 4; ++j) w[j] = x[j] = V::broadcast(0);
+  constexpr int kSums = V::kLanes == 8 ? V::kTile + 2 : 16;  // enough that none waits for itself
+  typename V::Ints sums[kSums], w[4], x = V::broadcast(0);
+  for (auto& v : sums) v = x;
+  for (auto& v : w) v = x;
   for (auto& v : w) V::keep(v);
   for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (auto& sum : sums) {
-      for (auto& v : x) V::keep(v);
-      sum = V::dot(w, x, sum);
+      V::keep(x);
+      sum = V::dot(w, {x, x, x, x}, sum);
     }
   }
   for (auto& v : sums) V::keep(v);

@@ -24,8 +24,11 @@ inline __m128i table(const std::int8_t* values) {
   return _mm_load_si128(reinterpret_cast<const __m128i*>(values));
 }
 
-// A hint, and no access: it may lie behind the matrix.
-inline void prefetch(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+// A hint, and no access: it may lie behind the matrix. Always inline, as GCC drops the call of a function
+// that does nothing else.
+[[gnu::always_inline]] inline void prefetch(const std::uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
 
 }  // namespace
 }  // namespace megamoe::cpu

@@ -37,6 +37,7 @@ struct Ymm {
   }
   static Floats bf16(const void* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(words(p), 16)); }
 
+  static Floats as_floats(Ints v) { return _mm256_castsi256_ps(v); }
   static Floats to_float(Ints v) { return _mm256_cvtepi32_ps(v); }
   static Floats broadcast(float x) { return _mm256_set1_ps(x); }
   static Ints broadcast(std::int32_t x) { return _mm256_set1_epi32(x); }

@@ -33,6 +33,7 @@ struct Zmm {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }
 
+  static Floats as_floats(Ints v) { return _mm512_castsi512_ps(v); }
   static Floats to_float(Ints v) { return _mm512_cvtepi32_ps(v); }
   static Floats broadcast(float x) { return _mm512_set1_ps(x); }
   static Ints broadcast(std::int32_t x) { return _mm512_set1_epi32(x); }
