@@ -39,39 +39,36 @@ __device__ inline ActivatedPair activate_ordinary(const ActivationConfig& config
   return {s, __fmul_rn(s, up)};
 }
 
-template <Activation kKind, int kCount>
-__device__ inline bool activate_all_ordinary(const ActivationConfig& config, const float (&gate)[kCount],
-                                             const float (&up)[kCount], ActivatedPair (&out)[kCount]) {
+template <Activation kKind, int kRows>
+__device__ inline bool activate_ordinary_all(const ActivationConfig& config, float (&gate)[kRows][4],
+                                             float (&up)[kRows][4]) {
   bool ordinary = true;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) out[i] = activate_ordinary<kKind>(config, gate[i], up[i], ordinary);
+  for (int i = 0; i < 4 * kRows; ++i) {
+    float &g = gate[i / 4][i % 4], &u = up[i / 4][i % 4];
+    const ActivatedPair pair = activate_ordinary<kKind>(config, g, u, ordinary);
+    g = pair.gate, u = pair.h;
+  }
   return ordinary;
 }
 
+// Four adjacent columns of some rows, in place: gate becomes what its columns hold, up becomes h. False: some
+// element is not ordinary, and activate_any() must do it, from what it was.
+template <int kRows>
+__device__ inline bool activate_all(const ActivationConfig& config, float (&gate)[kRows][4],
+                                    float (&up)[kRows][4]) {
+  switch (config.kind) {
+    case Activation::kSwiGlu: return activate_ordinary_all<Activation::kSwiGlu>(config, gate, up);
+    case Activation::kSwiGluClamped:
+      return activate_ordinary_all<Activation::kSwiGluClamped>(config, gate, up);
+    case Activation::kGptOss: return activate_ordinary_all<Activation::kGptOss>(config, gate, up);
+    case Activation::kRelu2: break;
+  }
+  return false;
+}
 static __device__ __noinline__ ActivatedPair activate_any(const ActivationConfig& config, float gate,
                                                           float up) {
   return activate(config, gate, up);
-}
-
-template <int kCount>
-__device__ inline void activate_all(const ActivationConfig& config, const float (&gate)[kCount],
-                                    const float (&up)[kCount], ActivatedPair (&out)[kCount]) {
-  bool ordinary = false;
-  switch (config.kind) {
-    case Activation::kSwiGlu:
-      ordinary = activate_all_ordinary<Activation::kSwiGlu>(config, gate, up, out);
-      break;
-    case Activation::kSwiGluClamped:
-      ordinary = activate_all_ordinary<Activation::kSwiGluClamped>(config, gate, up, out);
-      break;
-    case Activation::kGptOss:
-      ordinary = activate_all_ordinary<Activation::kGptOss>(config, gate, up, out);
-      break;
-    case Activation::kRelu2: break;
-  }
-  if (ordinary) return;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) out[i] = activate_any(config, gate[i], up[i]);
 }
 
 }  // namespace megamoe::cuda

@@ -181,15 +181,18 @@ struct ActivationSource {
     Block h;
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      float gates[8], ups[8];
-      ActivatedPair activated[8];
+      float gates[2][4], values[2][4];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) gates[i] = g(v * 8 + i), ups[i] = u(v * 8 + i);
-      activate_all(config, gates, ups, activated);
+      for (int i = 0; i < 8; ++i) gates[i / 4][i % 4] = g(v * 8 + i), values[i / 4][i % 4] = u(v * 8 + i);
+      if (!activate_all(config, gates, values)) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i / 4][i % 4] = activate_any(config, g(v * 8 + i), u(v * 8 + i)).h;
+      }
       std::uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(activated[2 * w].h, activated[2 * w + 1].h);
+        const __nv_bfloat162 pair =
+            __floats2bfloat162_rn(values[w / 2][w % 2 * 2], values[w / 2][w % 2 * 2 + 1]);
         words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
       }
       h.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);

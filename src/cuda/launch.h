@@ -13,20 +13,27 @@ inline bool aligned_to(const void* pointer, int bytes) {
 
 // What the two below share.
 template <class... Params, class... Args>
-cudaError_t launch_either(bool early, void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
-                          cudaStream_t stream, const Args&... args) {
+cudaError_t launch_either(bool early, int cluster, void (*kernel)(Params...), std::int64_t blocks,
+                          int threads, int shared, cudaStream_t stream, const Args&... args) {
   if (blocks == 0) return cudaSuccess;
   if (blocks < 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
@@ -43,21 +50,27 @@ __device__ inline void await_previous_kernel() {
 template <class... Params, class... Args>
 cudaError_t launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
                    cudaStream_t stream, const Args&... args) {
-  return launch_either(false, kernel, blocks, threads, shared, stream, args...);
+  return launch_either(false, 1, kernel, blocks, threads, shared, stream, args...);
 }
 
 // The same, but on GPUs that can (compute capability 9.0 and later) the kernel starts before the one ahead of
 // it in the stream has ended: what a launch costs is hidden. The kernel must call await_previous_kernel().
+// `cluster` adjacent blocks run together.
 template <class... Params, class... Args>
-cudaError_t launch_early(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
-                         cudaStream_t stream, const Args&... args) {
+cudaError_t launch_early_clusters(int cluster, void (*kernel)(Params...), std::int64_t blocks, int threads,
+                                  int shared, cudaStream_t stream, const Args&... args) {
   int device = 0, major = 0;
   if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
       e != cudaSuccess) {
     return e;
   }
-  return launch_either(major >= 9, kernel, blocks, threads, shared, stream, args...);
+  return launch_either(major >= 9, cluster, kernel, blocks, threads, shared, stream, args...);
+}
+template <class... Params, class... Args>
+cudaError_t launch_early(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared,
+                         cudaStream_t stream, const Args&... args) {
+  return launch_early_clusters(1, kernel, blocks, threads, shared, stream, args...);
 }
 
 }  // namespace megamoe::cuda

@@ -22,12 +22,19 @@ __device__ inline void bulk_copy(void* to_shared, const void* from_global, std::
       : "memory");
 }
 
-// A box of a tensor of two dimensions, from element (column, row); beyond the tensor there is zero, and its
-// bytes count, too. The atom is CuTe's.
+// A box of a tensor of two dimensions, from element (column, row), to the same place in each CTA of a cluster
+// of so many, reported to the barrier at the same place there; beyond the tensor there is zero, and its bytes
+// count, too. The atoms are CuTe's.
+template <int kCluster = 1>
 __device__ inline void tensor_copy(void* to_shared, const CUtensorMap* tensor, int column, int row,
                                    std::uint64_t* barrier) {
   constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  cute::SM90_TMA_LOAD_2D::copy(tensor, barrier, kHint, to_shared, column, row);
+  if constexpr (kCluster == 1) {
+    cute::SM90_TMA_LOAD_2D::copy(tensor, barrier, kHint, to_shared, column, row);
+  } else {
+    constexpr std::uint16_t kAll = (1 << kCluster) - 1;
+    cute::SM90_TMA_LOAD_MULTICAST_2D::copy(tensor, barrier, kAll, kHint, to_shared, column, row);
+  }
 }
 
 // 16, 8 or 2 bytes at a shared-memory address.

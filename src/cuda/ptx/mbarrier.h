@@ -36,6 +36,18 @@ __device__ inline void mbarrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// Arrives at the barrier that lies there in a CTA of the cluster, by its rank.
+__device__ inline void mbarrier_arrive_at(std::uint64_t* barrier, std::uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
 // Arrives, and lets the phase also wait for `bytes` from bulk copies.
 __device__ inline void mbarrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),

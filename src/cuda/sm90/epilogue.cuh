@@ -135,9 +135,11 @@ struct TokensIn {
   }
 };
 
-// A sum of products as the value it stands for; token_scale comes from TokensIn.
-__device__ inline float scaled(float sum, float token_scale, float weight_scale) {
-  return __fmul_rn(__fmul_rn(sum, token_scale), weight_scale);
+// Sums of products as the values they stand for; token_scale comes from TokensIn.
+__device__ inline void scale(const float4& sums, float token_scale, float weight_scale, float (&to)[4]) {
+  const float from[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = __fmul_rn(__fmul_rn(from[i], token_scale), weight_scale);
 }
 
 // Adds four adjacent biases.
@@ -148,8 +150,8 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 }
 
 // The epilogues. expert_scales() are the tensor scales of an expert's weights. run() gets four adjacent
-// weight rows of one token (finish() in grouped_gemm.cuh); all lanes of a warp call it together, with
-// adjacent items.
+// weight rows of one token, or of two adjacent ones, so that the steps of one lie between those of the other
+// (ItemSums in grouped_gemm.cuh); all lanes of a warp call it together, with adjacent items.
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
@@ -169,27 +171,42 @@ struct GatedEpilogue {
     return {weight_scales[2 * expert], weight_scales[2 * expert + 1]};
   }
 
-  template <class SumOf>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
-                      float2 weight_scale, const SumOf& sum_of) const {
+  template <int kTokens, class Sums>
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
+                      float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * (kTileRows / 2) + item * 4;
-    const bool valid = token < tile.rows && col < out.intermediate;
     const int row_of_gate = item / 2 * 16 + item % 2 * 4;
-    const float4 gates = sum_of(row_of_gate), ups = sum_of(row_of_gate + 8);
-    float gate[4] = {gates.x, gates.y, gates.z, gates.w}, up[4] = {ups.x, ups.y, ups.z, ups.w}, h[4];
+    float gate[kTokens][4], up[kTokens][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      gate[i] = scaled(gate[i], scales.in, weight_scale.x), up[i] = scaled(up[i], scales.in, weight_scale.y);
+    for (int which = 0; which < kTokens; ++which) {
+      scale(sums.total(which, row_of_gate), scales[which].in, weight_scale.x, gate[which]);
+      scale(sums.total(which, row_of_gate + 8), scales[which].in, weight_scale.y, up[which]);
+      if (gate_bias != nullptr && token + which < tile.rows && col < out.intermediate) {
+        const std::int64_t at = static_cast<std::int64_t>(tile.expert) * out.intermediate + col;
+        add_bias(gate_bias + at, gate[which]), add_bias(up_bias + at, up[which]);
+      }
     }
-    if (gate_bias != nullptr && valid) {
-      const std::int64_t at = static_cast<std::int64_t>(tile.expert) * out.intermediate + col;
-      add_bias(gate_bias + at, gate), add_bias(up_bias + at, up);
-    }
-    ActivatedPair activated[4];
-    cuda::activate_all(activation, gate, up, activated);
+    // What is not ordinary is rare: it goes through shared memory, where the sums were.
 #pragma unroll
-    for (int i = 0; i < 4; ++i) gate[i] = activated[i].gate, h[i] = activated[i].h;
-    out.store(gate, h, tile, token, col, scales.out);
+    for (int which = 0; which < kTokens; ++which) {
+      sums.store(which, row_of_gate, gate[which]), sums.store(which, row_of_gate + 8, up[which]);
+    }
+    if (!cuda::activate_all(activation, gate, up)) {
+#pragma unroll 1
+      for (int i = 0; i < 4 * kTokens; ++i) {
+        float& g = sums.at(i / 4, row_of_gate + i % 4);
+        float& u = sums.at(i / 4, row_of_gate + 8 + i % 4);
+        const ActivatedPair pair = cuda::activate_any(activation, g, u);
+        g = pair.gate, u = pair.h;
+      }
+#pragma unroll
+      for (int which = 0; which < kTokens; ++which) {
+        sums.load(which, row_of_gate, gate[which]), sums.load(which, row_of_gate + 8, up[which]);
+      }
+    }
+#pragma unroll
+    for (int which = 0; which < kTokens; ++which)
+      out.store(gate[which], up[which], tile, token + which, col, scales[which].out);
   }
 };
 
@@ -207,20 +224,20 @@ struct Relu2Epilogue {
   }
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
-  template <class SumOf>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
-                      float2 weight_scale, const SumOf& sum_of) const {
+  template <int kTokens, class Sums>
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
+                      float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * kTileRows + item * 4;
-    const bool valid = token < tile.rows && col < out.intermediate;
-    const float4 ups = sum_of(item * 4);
-    float up[4] = {ups.x, ups.y, ups.z, ups.w}, h[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) up[i] = scaled(up[i], scales.in, weight_scale.x);
-    if (bias != nullptr && valid)
-      add_bias(bias + static_cast<std::int64_t>(tile.expert) * out.intermediate + col, up);
+    for (int which = 0; which < kTokens; ++which) {
+      float h[4];
+      scale(sums.total(which, item * 4), scales[which].in, weight_scale.x, h);
+      if (bias != nullptr && token + which < tile.rows && col < out.intermediate)
+        add_bias(bias + static_cast<std::int64_t>(tile.expert) * out.intermediate + col, h);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) h[i] = activate({.kind = Activation::kRelu2}, 0.0f, up[i]).h;
-    out.store(h, h, tile, token, col, scales.out);
+      for (int i = 0; i < 4; ++i) h[i] = activate({.kind = Activation::kRelu2}, 0.0f, h[i]).h;
+      out.store(h, h, tile, token + which, col, scales[which].out);
+    }
   }
 };
 
@@ -237,18 +254,20 @@ struct PlainEpilogue {
   __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), 1.0f}; }
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
-  template <class SumOf>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
-                      float2 weight_scale, const SumOf& sum_of) const {
+  template <int kTokens, class Sums>
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
+                      float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * kTileRows + item * 4;
-    if (token >= tile.rows || col >= width) return;
-    const float4 sums = sum_of(item * 4);
-    float y[4] = {sums.x, sums.y, sums.z, sums.w};
+    if (col >= width) return;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = scaled(y[i], scales.in, weight_scale.x);
-    if (bias != nullptr) add_bias(bias + tile.expert * width + col, y);
-    *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token) * width + col) =
-        make_float4(y[0], y[1], y[2], y[3]);
+    for (int which = 0; which < kTokens; ++which) {
+      if (token + which >= tile.rows) return;
+      float y[4];
+      scale(sums.total(which, item * 4), scales[which].in, weight_scale.x, y);
+      if (bias != nullptr) add_bias(bias + tile.expert * width + col, y);
+      *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token + which) * width +
+                                 col) = make_float4(y[0], y[1], y[2], y[3]);
+    }
   }
 };
 

@@ -14,9 +14,9 @@ std::int64_t gemm_workspace_bytes(ActivationFormat format, bool gathers, std::in
 std::vector<TileChoice> all_tiles(OperandType type) {
   std::vector<TileChoice> tiles;
   if (type == OperandType::kBf16) tiles.push_back({8, 1});
-  for (int tokens = 8; tokens <= wide_tile(type); tokens += 8) {
+  for (int tokens = 8; tokens <= narrow_tile(type); tokens += 8)
     tiles.push_back({tokens, row_tiles_of(type, tokens)});
-  }
+  tiles.push_back({wide_tile(type), row_tiles_of(type, wide_tile(type))});
   return tiles;
 }
 

@@ -58,17 +58,21 @@ cudaError_t describe(const Boxes& boxes, CUtensorMap* map) {
 cudaError_t describe_tokens(const ActivationRows& tokens, int experts, int tile_tokens, GemmParams* params) {
   const bool fp8 = tokens.format == ActivationFormat::kFp8;
   const void* data = fp8 ? static_cast<const void*>(tokens.codes) : tokens.values;
-  const cudaError_t status =
-      describe({.type = fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                .data = data,
-                .rows = tokens.rows,
-                .cols = fp8 ? fp8_row_bytes(tokens.cols) : tokens.cols,
-                .row_bytes = fp8 ? fp8_row_bytes(tokens.cols) : tokens.row_stride * 2,
-                .box_rows = tile_tokens,
-                .box_cols = chunk_cols(operand_type(tokens.format)),
-                .swizzle = CU_TENSOR_MAP_SWIZZLE_128B},
-               &params->tokens);
-  if (status != cudaSuccess || !fp8) return status;
+  const TileWidths widths = tile_widths(operand_type(tokens.format), tile_tokens);
+  for (int i = 0; i < widths.count; ++i) {
+    const cudaError_t status =
+        describe({.type = fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                  .data = data,
+                  .rows = tokens.rows,
+                  .cols = fp8 ? fp8_row_bytes(tokens.cols) : tokens.cols,
+                  .row_bytes = fp8 ? fp8_row_bytes(tokens.cols) : tokens.row_stride * 2,
+                  .box_rows = widths.share(i),
+                  .box_cols = chunk_cols(operand_type(tokens.format)),
+                  .swizzle = CU_TENSOR_MAP_SWIZZLE_128B},
+                 &params->tokens[i]);
+    if (status != cudaSuccess) return status;
+  }
+  if (!fp8) return cudaSuccess;
   return describe({.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                    .data = tokens.scales,
                    .rows = fp8_groups(tokens.cols),

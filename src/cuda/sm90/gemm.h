@@ -17,7 +17,7 @@ namespace megamoe::sm90 {
 
 // A piece of a GEMM that a CTA computes at a time.
 struct TileChoice {
-  int tokens = 0;     // of a tile, a multiple of 8
+  int tokens = 0;     // of a tile, a multiple of 8; of the widest where it is wide_tile()
   int row_tiles = 0;  // of 64 weight rows. BF16 operands: 4, or 3 of wide tiles, or 1 and four warpgroups
                       // share its K; FP8 operands: 4
   friend bool operator==(const TileChoice&, const TileChoice&) = default;
@@ -25,7 +25,7 @@ struct TileChoice {
 // The widest whose accumulators leave four warpgroups enough registers; beyond, BF16 operands have three row
 // tiles and FP8 ones two warpgroups of two row tiles each.
 constexpr int narrow_tile(OperandType type) { return type == OperandType::kBf16 ? 64 : 56; }
-// The widest.
+// Beyond, tiles have the widths of their experts' rows, up to this.
 constexpr int wide_tile(OperandType type) { return type == OperandType::kBf16 ? 136 : 112; }
 
 // Of a tile that does not share K.
@@ -35,8 +35,9 @@ constexpr int row_tiles_of(OperandType type, int tokens) {
 
 constexpr bool is_tile(OperandType type, const TileChoice& tile) {
   if (tile.row_tiles == 1) return type == OperandType::kBf16 && tile.tokens == 8;
-  return tile.tokens >= 8 && tile.tokens <= wide_tile(type) && tile.tokens % 8 == 0 &&
-         tile.row_tiles == row_tiles_of(type, tile.tokens);
+  const bool width = tile.tokens == wide_tile(type) ||
+                     (tile.tokens >= 8 && tile.tokens <= narrow_tile(type) && tile.tokens % 8 == 0);
+  return width && tile.row_tiles == row_tiles_of(type, tile.tokens);
 }
 
 // What the weights are decoded to for such activations.
@@ -87,9 +88,9 @@ struct Gemm2 {
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
 // The tile for a problem: a pure function of its size.
-// Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else as many tiles for
-// an expert as its rows need, wide enough for most: experts' rows scatter around their mean by its square
-// root, and one row too many decodes the weights again.
+// Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else a narrow tile
+// that is wide enough for most experts, whose rows scatter around their mean by its square root: one row too
+// many decodes the weights again. Where none is, the wide ones.
 constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
   if (rows <= 16) return {8, type == OperandType::kBf16 ? 1 : 4};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
@@ -97,8 +98,7 @@ constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int expert
   std::int64_t root = 1;
   while (root * root < mean) ++root;
   const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 6 / 5);
-  const std::int64_t tiles = (most + wide_tile(type) - 1) / wide_tile(type);
-  const int width = static_cast<int>((most + 8 * tiles - 1) / (8 * tiles) * 8);
+  const int width = most <= narrow_tile(type) ? static_cast<int>((most + 7) / 8 * 8) : wide_tile(type);
   return {width, row_tiles_of(type, width)};
 }
 

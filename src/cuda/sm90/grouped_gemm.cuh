@@ -6,6 +6,9 @@
 // of 8 tokens, and weights stream. One persistent CTA per SM: a producer warp fills a ring of stages by the
 // copy engine, consumer warpgroups decode and multiply (multiply_bf16.cuh, multiply_fp8.cuh).
 //
+// Wide tiles are for many tokens, where the tensor cores are the limit and then the L2: such a tile is no
+// wider than its expert's rows ask for, and the two CTAs of a cluster read each token once for both.
+//
 //   Config    tile sizes, stages, threads
 //   Params    pointers and sizes
 //   Storage   shared memory
@@ -17,8 +20,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "cuda/launch.h"
+#include "cuda/ptx/cluster.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/mbarrier.h"
 #include "cuda/sm90/decode.cuh"
@@ -30,18 +36,35 @@ namespace megamoe::sm90 {
 
 // ---- Config
 
-// The width is the kernel's, not the tile's: with several to choose from inside it, the compiler no longer
-// knows that a warp's lanes go the same way.
+// The widths of tiles that a kernel chooses from by an expert's rows, and how many CTAs fetch the tokens
+// together, which they multiply by different weights.
+struct TileWidths {
+  int widest, count, cluster;
+
+  MEGAMOE_HD constexpr int width(int index) const { return widest - 8 * index; }
+  // Tokens that each CTA fetches; those in the middle are fetched twice where they do not come out even.
+  MEGAMOE_HD constexpr int share(int index) const { return (width(index) / cluster + 7) / 8 * 8; }
+};
+constexpr TileWidths tile_widths(OperandType type, int tokens) {
+  if (tokens <= narrow_tile(type)) return {tokens, 1, 1};
+  return {tokens, (tokens - narrow_tile(type)) / 8 + 1, 2};
+}
+inline constexpr int kMostWidths = 10;
+
 template <OperandType kType_, int kTokens_, int kRowTiles_, int kSplit_>
 struct GemmConfig {
   static constexpr OperandType kType = kType_;
   static constexpr bool kFp8 = kType == OperandType::kFp8;
-  static constexpr int kTokens = kTokens_;      // of a tile: wgmma's N
+  static constexpr int kTokens = kTokens_;      // of the widest tile
   static constexpr int kRowTiles = kRowTiles_;  // of 64 weight rows
   static constexpr int kSplit = kSplit_;        // warpgroups that share the K of those rows, chunk by chunk
+  static constexpr bool kWide = kTokens > narrow_tile(kType);
+  static constexpr TileWidths kOfTile = tile_widths(kType, kTokens);
+  static constexpr int kWidths = kOfTile.count;  // to choose from for wgmma's N
+  static constexpr int kCluster = kOfTile.cluster;
   // Weight tiles of a warpgroup: two where it adds up E4M3 products of many tokens, whose sums of 128 columns
   // need registers of their own.
-  static constexpr int kOwnTiles = kFp8 && kTokens > narrow_tile(kType) ? 2 : 1;
+  static constexpr int kOwnTiles = kFp8 && kWide ? 2 : 1;
   // Warpgroups side by side along the weight rows.
   static constexpr int kRowGroups = kRowTiles / kOwnTiles;
   // While some wait for the tensor cores the others decode. Four keep in step, for with few stages one that
@@ -63,7 +86,9 @@ struct GemmConfig {
                                                       : 1;
   // Tokens whose accumulators are in shared memory together on their way to the epilogue; in one go where the
   // registers that hold them are wanted there.
-  static constexpr int kPassTokens = kTokens <= narrow_tile(kType) ? kTokens : kFp8 ? 32 : 48;
+  static constexpr int kPassTokens = !kWide ? kTokens : kFp8 ? 32 : 48;
+  // Tokens of an item there: two help the few warps that FP8's sums leave room for.
+  static constexpr int kItemTokens = kFp8 && kWide ? 2 : 1;
   // Weight tiles whose results meet in an epilogue: for FP8, where h has a scale for each 128 columns, all.
   static constexpr int kMeet = kFp8 ? kRowTiles : 1;
   static constexpr int kMeetThreads = kFp8 ? 128 * kConsumers : 128 * kSplit;
@@ -77,14 +102,15 @@ struct GemmConfig {
   static constexpr int kMostStages = ((227 - 16) * 1024 - kSumBytes - kFoldBytes) / kStageBytes;
   static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
   // Registers: 64K over all threads, and setmaxnreg moves them from the producer to the consumers.
-  static constexpr int kProducerRegs = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegs = kConsumers == 2 ? 240 : kConsumers == 3 ? 160 : 112;
+  static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   // What the launch allocates: the bound's registers, in steps of 8, for every thread.
   static constexpr int kLaunchRegs = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * kLaunchRegs,
                 "more registers than the CTA owns: setmaxnreg would wait for ever");
-  static_assert(kTokens % 8 == 0 && kTokens <= 256 && kStages >= 3);
+  static_assert(kTokens % 8 == 0 && kTokens <= 256 && kStages >= 3 && kWidths <= kMostWidths);
   static_assert(kSplit == 1 || kRowTiles == 1, "either rows or K are shared among warpgroups");
+  static_assert(kCluster == 1 || kStageChunks == 1, "clusters share single chunks");
 };
 
 // ---- Params
@@ -95,18 +121,34 @@ struct GemmParams {
   int cols;                     // K, a multiple of 16
   int experts;
   const std::int64_t* offsets;  // [experts + 1]
-  CUtensorMap tokens;           // [rows, cols] in boxes of a chunk's columns by a tile's tokens
-  CUtensorMap token_scales;     // FP8: as fp8_rows.h says, in boxes of a tile's tokens
+  CUtensorMap
+      tokens[kMostWidths];   // [rows, cols] in boxes of a chunk's columns by a CTA's share of a tile's tokens
+  CUtensorMap token_scales;  // FP8: as fp8_rows.h says, in boxes of the widest tile's tokens
 };
 
 // ---- Storage
 
 inline constexpr int kMaxExperts = 1024;
 
-// What the epilogue multiplies a token's results by, read while the tensor cores are busy.
+// One piece of work: kRowTiles tiles of weights and rows of one expert.
+struct Tile {
+  int expert;
+  int rows;         // valid rows
+  int first_row;    // of the routed rows
+  int scale_place;  // of that row's scales of FP8
+  int weight_tile;  // first of kRowTiles tiles
+};
+
+// What a token's results are multiplied by.
 struct TokenScales {
   float in;   // tensor scale of the token
   float out;  // tensor scale of the row of h, where h becomes NVFP4
+};
+// What the epilogue needs to know of a tile, noted before it is computed: registers are scarce then.
+template <class Config>
+struct Work {
+  Tile tile;
+  TokenScales scales[Config::kTokens];
 };
 
 template <class Config>
@@ -120,11 +162,15 @@ struct alignas(1024) GemmStorage {
   alignas(16) uint2 folds[Config::kFp8 ? kFoldEntries : 1][kFoldCopies];
   // Accumulators in passing.
   alignas(16) float sums[Config::kRowTiles * Config::kSplit][Config::kPassTokens][Config::kPitch];
-  TokenScales scales[Config::kRowGroups][2][Config::kTokens];  // of this tile and of the last
+  alignas(16) std::uint32_t epilogue[64];    // a copy of the epilogue
+  Work<Config> work[Config::kRowGroups][2];  // this tile and the last
   std::uint64_t full[Config::kStages];
   std::uint64_t empty[Config::kStages];
-  std::int32_t first_tile[kMaxExperts + 1];  // token tiles of the experts before e
-  std::int32_t first_row[kMaxExperts + 1];   // offsets
+  std::int32_t first_row[kMaxExperts + 1];  // offsets
+  // Where there are several widths.
+  std::int16_t order[Config::kWide ? kMaxExperts : 1];  // experts by the width of their tiles, widest first
+  std::int32_t width_end[Config::kWidths];   // how many experts have tiles of this width or a wider one
+  std::int32_t first_tile[kMaxExperts + 1];  // token tiles of the experts before, in that order
 };
 
 // ---- Helpers
@@ -132,72 +178,125 @@ struct alignas(1024) GemmStorage {
 // value cut to [0, limit].
 __device__ inline int clamp_to(int value, int limit) { return value < 0 ? 0 : value < limit ? value : limit; }
 
-// One piece of work: kRowTiles tiles of weights and up to kTokens rows of one expert.
-struct Tile {
-  int expert;
-  int rows;         // valid rows, at most kTokens
-  int first_row;    // of the routed rows
-  int scale_place;  // of that row's scales of FP8
-  int weight_tile;  // first of kRowTiles tiles
+// Tiles of an expert's rows, and the rows of all but the last: equal shares, so that the last is not a
+// sliver.
+struct TokenTiles {
+  int count, rows;
 };
+template <class Config>
+__device__ inline TokenTiles token_tiles(int rows) {
+  const int count = (rows + Config::kTokens - 1) / Config::kTokens;
+  return {count, count == 0 ? 0 : ((rows + count - 1) / count + 7) / 8 * 8};
+}
+// Which width is enough for so many rows.
+template <class Config>
+__device__ inline int width_for(int rows) {
+  return min((Config::kTokens - rows) / 8, Config::kWidths - 1);
+}
 
+// The pieces of work of a CTA, or rather of a cluster's CTAs, which have theirs side by side along the weight
+// rows.
 template <class Config>
 class TileWalk {
  public:
-  __device__ TileWalk(const GemmParams& p, const GemmStorage<Config>& s)
-      : s_(s), experts_(p.experts), row_tiles_((p.tiles + Config::kRowTiles - 1) / Config::kRowTiles) {}
+  __device__ TileWalk(const GemmParams& p, const GemmStorage<Config>& s) : p_(p), s_(s) {}
 
-  __device__ int count() const { return s_.first_tile[experts_] * row_tiles_; }
+  static __device__ int rank() { return static_cast<int>(blockIdx.x % Config::kCluster); }  // in its cluster
+  static __device__ int first() { return static_cast<int>(blockIdx.x / Config::kCluster); }
+  static __device__ int step() { return static_cast<int>(gridDim.x / Config::kCluster); }
+  // The first piece beyond those of this width and of wider ones.
+  __device__ int end(int width) const { return s_.first_tile[experts_to(width)] * row_tiles(); }
 
-  // Experts are outermost, then weight rows, then tokens: CTAs that run together share weights through the
-  // L2.
+  // Widths are outermost, then experts, then weight rows, then tokens: CTAs that run together share weights
+  // through the L2.
   __device__ Tile at(int index) const {
-    int low = 0, high = experts_;  // the last expert whose first piece is not beyond index
+    int low = 0, high = p_.experts;  // the last expert whose first piece is not beyond index
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      (s_.first_tile[middle] * row_tiles_ <= index ? low : high) = middle;
+      (s_.first_tile[middle] * row_tiles() <= index ? low : high) = middle;
     }
-    const int within = index - s_.first_tile[low] * row_tiles_;
-    const int token_tiles = s_.first_tile[low + 1] - s_.first_tile[low];
-    const int begin = s_.first_row[low], rows = s_.first_row[low + 1] - begin;
-    // Equal shares, so that the last tile is not a sliver.
-    const int share = ((rows + token_tiles - 1) / token_tiles + 7) / 8 * 8;
-    const int first = within % token_tiles * share;
-    return {low, clamp_to(rows - first, share), begin + first,
-            static_cast<int>(fp8_scale_place(begin, low)) + first, within / token_tiles * Config::kRowTiles};
+    const int within = index - s_.first_tile[low] * row_tiles();
+    const int expert = Config::kWide ? s_.order[low] : low, begin = s_.first_row[expert],
+              rows = s_.first_row[expert + 1] - begin;
+    const TokenTiles tiles = token_tiles<Config>(rows);
+    const int first = within % tiles.count * tiles.rows;
+    return {expert, clamp_to(rows - first, tiles.rows), begin + first,
+            static_cast<int>(fp8_scale_place(begin, expert)) + first,
+            within / tiles.count * kStep + rank() * Config::kRowTiles};
   }
 
  private:
+  static constexpr int kStep = Config::kRowTiles * Config::kCluster;
+  // How many experts have tiles of this width or a wider one.
+  __device__ int experts_to(int width) const { return Config::kWide ? s_.width_end[width] : p_.experts; }
+  // Worked out anew each time: consumers have no register for it.
+  __device__ int row_tiles() const { return (p_.tiles + kStep - 1) / kStep; }
+
+  const GemmParams& p_;
   const GemmStorage<Config>& s_;
-  int experts_;
-  int row_tiles_;
 };
 
-// Copies the offsets and sums the experts' token tiles. The whole CTA calls it.
+// Copies the offsets, puts the experts in order and sums their token tiles. The whole CTA calls it.
 template <class Config>
-__device__ void sum_token_tiles(const GemmParams& p, GemmStorage<Config>& s) {
-  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += Config::kThreads) {
+__device__ void order_experts(const GemmParams& p, GemmStorage<Config>& s) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const auto tiles_of = [](int begin, int end) { return token_tiles<Config>(end - begin); };
+  for (int e = thread; e < p.experts; e += Config::kThreads) {
     const auto begin = static_cast<std::int32_t>(p.offsets[e]),
                end = static_cast<std::int32_t>(p.offsets[e + 1]);
     s.first_row[e] = begin;
     if (e == p.experts - 1) s.first_row[e + 1] = end;
-    s.first_tile[e] = (end - begin + Config::kTokens - 1) / Config::kTokens;
+    if constexpr (Config::kWidths == 1) s.first_tile[e] = tiles_of(begin, end).count;
+  }
+  if constexpr (Config::kWide) {
+    // A warp for each width: counts its experts, then, behind those of the widths before, lists them.
+    static_assert(Config::kWidths <= Config::kThreads / 32);
+    __syncthreads();
+    const auto for_own = [&](const auto& visit) {  // visit(mask of the experts base.., base)
+      for (int base = 0; base < p.experts; base += 32) {
+        const int e = base + lane;
+        const bool own =
+            e < p.experts && width_for<Config>(tiles_of(s.first_row[e], s.first_row[e + 1]).rows) == warp;
+        visit(__ballot_sync(~0u, own), base);
+      }
+    };
+    if (warp < Config::kWidths) {
+      int count = 0;
+      for_own([&](unsigned mask, int) { count += __popc(mask); });
+      if (lane == 0) s.width_end[warp] = count;
+    }
+    __syncthreads();
+    int place = 0, end = 0;
+    if (warp < Config::kWidths) {
+      for (int i = 0; i < warp; ++i) place += s.width_end[i];
+      end = place + s.width_end[warp];
+      for_own([&](unsigned mask, int base) {
+        if (mask >> lane & 1) {
+          const int e = base + lane, at = place + __popc(mask & ((1u << lane) - 1));
+          s.order[at] = static_cast<std::int16_t>(e);
+          s.first_tile[at] = tiles_of(s.first_row[e], s.first_row[e + 1]).count;
+        }
+        place += __popc(mask);
+      });
+    }
+    __syncthreads();
+    if (warp < Config::kWidths && lane == 0) s.width_end[warp] = end;
   }
   __syncthreads();
-  if (threadIdx.x >= 32) return;
+  if (warp > 0) return;
   std::int32_t total = 0;
   for (int base = 0; base < p.experts; base += 32) {
-    const int e = base + static_cast<int>(threadIdx.x);
-    const std::int32_t tiles = e < p.experts ? s.first_tile[e] : 0;
+    const int i = base + lane;
+    const std::int32_t tiles = i < p.experts ? s.first_tile[i] : 0;
     std::int32_t sum = tiles;
     for (int step = 1; step < 32; step *= 2) {
       const std::int32_t before = __shfl_up_sync(~0u, sum, step);
-      if (static_cast<int>(threadIdx.x) >= step) sum += before;
+      if (lane >= step) sum += before;
     }
-    if (e < p.experts) s.first_tile[e] = total + sum - tiles;
+    if (i < p.experts) s.first_tile[i] = total + sum - tiles;
     total += __shfl_sync(~0u, sum, 31);
   }
-  if (threadIdx.x == 0) s.first_tile[p.experts] = total;
+  if (lane == 0) s.first_tile[p.experts] = total;
 }
 
 struct StageRing {
@@ -212,20 +311,43 @@ struct StageRing {
   }
 };
 
-// A consumer warpgroup: its place, and the stages it reads. Its multiply(chunks, storage, acc) makes the
-// accumulators of one tile.
-template <class Config>
-struct Consumer;
-
-// One arrival for a warp, after all its lanes got here.
-__device__ inline void warp_arrive(std::uint64_t* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+// threadIdx.x, read anew: what is worked out from it else stays in registers from one width to the next.
+__device__ inline int thread_index() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 // Of all lanes the same, and the compiler told so: loops over it need no masks, addresses no vector
 // registers.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// Of a consumer warpgroup.
+struct Place {
+  int group;  // of the weight rows
+  int part;   // of K
+};
+template <class Config>
+__device__ inline Place place_of(int thread) {
+  const int index = uniform(thread / 128);
+  return {index % Config::kRowGroups, index / Config::kRowGroups};
+}
+
+// A consumer warpgroup: its place, and the stages it reads. Its multiply<kWidth>(chunks, storage, acc) makes
+// the accumulators of one tile.
+template <class Config>
+struct Consumer;
+
+// A warp gives a stage back: one arrival, after all its lanes got here, in each CTA that writes to the stage.
+template <class Config>
+__device__ inline void give_back(std::uint64_t* barrier) {
+  __syncwarp();
+  if constexpr (Config::kCluster == 1) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  } else {
+    if (threadIdx.x % 32 < Config::kCluster) ptx::mbarrier_arrive_at(barrier, threadIdx.x % 32);
+  }
+}
 
 // walk.at(index), uniform.
 template <class Config>
@@ -233,6 +355,17 @@ __device__ Tile uniform_tile(const TileWalk<Config>& walk, int index) {
   const Tile tile = walk.at(index);
   return {uniform(tile.expert), uniform(tile.rows), uniform(tile.first_row), uniform(tile.scale_place),
           uniform(tile.weight_tile)};
+}
+
+// run<i>() for every width, the widest first. One width after the other, each with code of its own. NOTE:
+// chosen for each tile instead, the compiler would not know that a warp's lanes go the same way, and have
+// wgmma wait.
+template <class Config, class Run>
+__device__ __forceinline__ void for_widths(const Run& run) {
+  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) __attribute__((always_inline)) {
+    (run.template operator()<kIndices>(), ...);
+  }
+  (std::make_integer_sequence<int, Config::kWidths>{});
 }
 
 // The producer, a warp: starts the copies of each stage as soon as it is free. Chunks of weights along K are
@@ -243,39 +376,46 @@ __device__ Tile uniform_tile(const TileWalk<Config>& walk, int index) {
 template <class Config>
 __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
   constexpr int kBytes = Config::kChunkBytes;
-  const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols)), count = uniform(walk.count());
+  const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols));
   const std::int64_t stride = static_cast<std::int64_t>(chunks) * kBytes;  // from tile to tile
   StageRing ring;
-  for (int index = blockIdx.x; index < count; index += gridDim.x) {
-    const Tile tile = uniform_tile(walk, index);
-    const int tiles = clamp_to(p.tiles - tile.weight_tile, Config::kRowTiles);
-    const std::uint8_t* from = p.weights + (tile.expert * p.tiles + tile.weight_tile) * stride;
-    for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
-      const int present = Config::kStageChunks == 1 ? 1 : clamp_to(chunks - chunk, Config::kStageChunks);
-      const int bytes = present * kBytes;
-      ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-      if (ptx::elect_one()) {
-        std::uint64_t* full = &s.full[ring.index];
-        ptx::mbarrier_arrive_expect(full, tiles * bytes + present * Config::kTokenTileBytes +
-                                              (Config::kFp8 ? Config::kTokens * 4 : 0));
+  int index = walk.first();
+  for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
+    constexpr int kWidth = Config::kOfTile.width(kIndex), kShare = Config::kOfTile.share(kIndex);
+    for (const int end = uniform(walk.end(kIndex)); index < end; index += walk.step()) {
+      const Tile tile = uniform_tile(walk, index);
+      const int tiles = clamp_to(p.tiles - tile.weight_tile, Config::kRowTiles);
+      // The tokens that this CTA fetches for its cluster.
+      const int first = walk.rank() == 0 ? 0 : kWidth - kShare;
+      const std::uint8_t* from = p.weights + (tile.expert * p.tiles + tile.weight_tile) * stride;
+      for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
+        const int present = Config::kStageChunks == 1 ? 1 : clamp_to(chunks - chunk, Config::kStageChunks);
+        const int bytes = present * kBytes;
+        ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
+        if (ptx::elect_one()) {
+          std::uint64_t* full = &s.full[ring.index];
+          ptx::mbarrier_arrive_expect(full, tiles * bytes + present * Config::kCluster * kShare * 128 +
+                                                (Config::kFp8 ? Config::kTokens * 4 : 0));
 #pragma unroll
-        for (int t = 0; t < Config::kRowTiles; ++t) {
-          if (t < tiles) ptx::bulk_copy(s.weights[ring.index][t], from + t * stride, bytes, full);
-        }
+          for (int t = 0; t < Config::kRowTiles; ++t) {
+            if (t < tiles) ptx::bulk_copy(s.weights[ring.index][t], from + t * stride, bytes, full);
+          }
 #pragma unroll
-        for (int part = 0; part < Config::kStageChunks; ++part) {
-          if (part < present)
-            ptx::tensor_copy(s.tokens[ring.index][part], &p.tokens, (chunk + part) * Config::kChunkCols,
-                             tile.first_row, full);
+          for (int part = 0; part < Config::kStageChunks; ++part) {
+            if (part >= present) continue;
+            ptx::tensor_copy<Config::kCluster>(s.tokens[ring.index][part] + first * 128, &p.tokens[kIndex],
+                                               (chunk + part) * Config::kChunkCols, tile.first_row + first,
+                                               full);
+          }
+          if constexpr (Config::kFp8)
+            ptx::tensor_copy(s.token_scales[ring.index], &p.token_scales, tile.scale_place, chunk, full);
         }
-        if constexpr (Config::kFp8)
-          ptx::tensor_copy(s.token_scales[ring.index], &p.token_scales, tile.scale_place, chunk, full);
+        __syncwarp();
+        from += Config::kStageChunks * kBytes;
+        ring.advance<Config::kStages>();
       }
-      __syncwarp();
-      from += Config::kStageChunks * kBytes;
-      ring.advance<Config::kStages>();
     }
-  }
+  });
 }
 
 // Waits for the warpgroups whose results meet in the epilogue of row group `group`.
@@ -284,38 +424,92 @@ __device__ void sync_meeting(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(2 + (Config::kFp8 ? 0 : group)), "n"(Config::kMeetThreads)
                : "memory");
 }
+// All threads of the cluster.
+template <class Config>
+__device__ void sync_cluster() {
+  if constexpr (Config::kCluster > 1) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
 template <class Config>
 __device__ void sync_consumers() {
   asm volatile("bar.sync 1, %0;" ::"n"(Config::kConsumerThreads) : "memory");
 }
 
 // A warpgroup's accumulators: of its weight tiles, as wgmma leaves them.
+template <class Config, int kWidth>
+using Accumulators = float[Config::kOwnTiles][kWidth / 2];
+
+// The epilogue in shared memory. NOTE: as a kernel's parameter, whatever is worked out from it would stay in
+// registers from one width to the next.
+template <class Epilogue, class Storage>
+__device__ __forceinline__ const Epilogue& shared_epilogue(Storage& s) {
+  const std::uint32_t* at = s.epilogue;
+  asm volatile("" : "+l"(at));
+  return *reinterpret_cast<const Epilogue*>(at);
+}
+
+// Accumulators in passing, of the tokens of an item; `row` of 64, the first of four.
 template <class Config>
-using Accumulators = float[Config::kOwnTiles][Config::kTokens / 2];
+struct ItemSums {
+  using OfToken = float[Config::kPitch];
+  OfToken* tokens;
+
+  __device__ float& at(int which, int row) const { return tokens[which][row]; }
+  // The shares of K, added up.
+  __device__ float4 total(int which, int row) const {
+    float4 sum = *reinterpret_cast<const float4*>(&at(which, row));
+#pragma unroll
+    for (int part = 1; part < Config::kSplit; ++part) {
+      constexpr int kPartTokens = Config::kRowTiles * Config::kPassTokens;
+      const float4 more = *reinterpret_cast<const float4*>(&at(part * kPartTokens + which, row));
+      sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+    }
+    return sum;
+  }
+  __device__ void store(int which, int row, const float (&from)[4]) const {
+    *reinterpret_cast<float4*>(&at(which, row)) = make_float4(from[0], from[1], from[2], from[3]);
+  }
+  __device__ void load(int which, int row, float (&to)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = at(which, row + i);
+  }
+};
+
+// Of piece `index`. Two pieces apart a barrier of finish() lies between what is written here and what was
+// read before.
+template <class Config>
+__device__ Work<Config>& work_of(const Place& place, int index, GemmStorage<Config>& s) {
+  return s.work[place.group][index / TileWalk<Config>::step() % 2];
+}
 
 // Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
 // together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
-// of gate and the same of up) of one token; lanes take adjacent items.
-template <class Config, class Epilogue>
-__device__ __forceinline__ void finish(const Consumer<Config>& consumer, const Epilogue& epilogue,
-                                       const Tile& tile, const TokenScales* scales, float2 weight_scale,
-                                       GemmStorage<Config>& s, const Accumulators<Config>& acc) {
+// of gate and the same of up) of kItemTokens adjacent tokens; lanes take adjacent items.
+template <class Config, int kWidth, class Epilogue>
+__device__ __forceinline__ void finish(const GemmParams& p, const Epilogue& epilogue, int index,
+                                       float2 weight_scale, GemmStorage<Config>& s,
+                                       const Accumulators<Config, kWidth>& acc) {
   constexpr int kTileItems = kTileRows / Epilogue::kItemRows, kItems = Config::kMeet * kTileItems;
   constexpr int kGroups = Config::kPassTokens / 8;
-  const int group = consumer.group, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int own_tile = consumer.part * Config::kRowTiles + group * Config::kOwnTiles;
-  const int first_tile = Config::kMeet == 1 ? group : 0;  // of those that meet
-  // A single pass is no loop: the accumulators are done with before the epilogue begins.
-  const int end = Config::kTokens == Config::kPassTokens ? 1 : tile.rows;
-  for (int first = 0; first < end; first += Config::kPassTokens) {
-    // Before: what was there has been read.
-    sync_meeting<Config>(group);
+  const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
+  const Place place = place_of<Config>(thread);
+  const Work<Config>& work = work_of<Config>(place, index, s);
+  const int own_tile = place.part * Config::kRowTiles + place.group * Config::kOwnTiles;
+  const int first_tile = Config::kMeet == 1 ? place.group : 0;  // of those that meet
+  int first = 0, rows = 0;
+  do {
+    // Before: what was there has been read, and `work` has been written.
+    sync_meeting<Config>(place.group);
+    rows = uniform(work.tile.rows);
     // acc[t][4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
 #pragma unroll
     for (int t = 0; t < Config::kOwnTiles; ++t) {
       float* own = &s.sums[own_tile + t][2 * (lane % 4)][warp * 16 + lane / 4];
 #pragma unroll
-      for (int j = 0; j < Config::kTokens / 8; ++j) {
+      for (int j = 0; j < kWidth / 8; ++j) {
         if (j / kGroups * Config::kPassTokens != first) continue;
         float* to = own + j % kGroups * 8 * Config::kPitch;
         to[0] = acc[t][4 * j];
@@ -324,50 +518,55 @@ __device__ __forceinline__ void finish(const Consumer<Config>& consumer, const E
         to[Config::kPitch + 8] = acc[t][4 * j + 3];
       }
     }
-    sync_meeting<Config>(group);
+    sync_meeting<Config>(place.group);
+    const Tile tile = work.tile;
+    if constexpr (Config::kWide) weight_scale = epilogue.expert_scales(tile.expert);
+    if (Config::kMeet == 1 && uniform(tile.weight_tile) + place.group >= p.tiles) return;
     // Whole warps go through the loop together.
-    const int tokens = min((tile.rows - first + 7) / 8 * 8, Config::kPassTokens);
+    const int tokens = min((rows - first + 7) / 8 * 8, Config::kPassTokens);
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) % Config::kMeetThreads; i < tokens * kItems;
+    for (int i = thread % Config::kMeetThreads; i < tokens / Config::kItemTokens * kItems;
          i += Config::kMeetThreads) {
-      const int token = i / kItems, t = first_tile + i % kItems / kTileItems;
-      const auto sum_of = [&](int row) {
-        float4 sum = *reinterpret_cast<const float4*>(&s.sums[t][token][row]);
-#pragma unroll
-        for (int part = 1; part < Config::kSplit; ++part) {
-          const float4 more =
-              *reinterpret_cast<const float4*>(&s.sums[part * Config::kRowTiles + t][token][row]);
-          sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
-        }
-        return sum;
-      };
-      epilogue.run(tile, tile.weight_tile + t, first + token, i % kTileItems, scales[first + token],
-                   weight_scale, sum_of);
+      const int token = i / kItems * Config::kItemTokens, t = first_tile + i % kItems / kTileItems;
+      epilogue.template run<Config::kItemTokens>(tile, tile.weight_tile + t, first + token, i % kTileItems,
+                                                 &work.scales[first + token], weight_scale,
+                                                 ItemSums<Config>{&s.sums[t][token]});
     }
-  }
+    first += Config::kPassTokens;
+    // A single pass is no loop: the accumulators are done with before the epilogue begins.
+  } while (kWidth > Config::kPassTokens && first < rows);
 }
 
 template <class Config, class Epilogue>
-__device__ void consume(const GemmParams& p, const Epilogue& epilogue, const TileWalk<Config>& walk,
-                        GemmStorage<Config>& s) {
-  const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols));
-  Consumer<Config> consumer(s);
-  int buffer = 0;
-  for (int index = blockIdx.x; index < walk.count(); index += gridDim.x, buffer ^= 1) {
-    const Tile tile = uniform_tile(walk, index);
-    // Two tiles apart a barrier of finish() lies between this write and the reads before it.
-    TokenScales* scales = s.scales[consumer.group][buffer];
-    for (int token = static_cast<int>(threadIdx.x) % (128 * Config::kSplit); token < tile.rows;
-         token += 128 * Config::kSplit) {
-      scales[token] = epilogue.token_scales(tile.first_row + token);
+__device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epilogue,
+                                        const TileWalk<Config>& walk, GemmStorage<Config>& s) {
+  constexpr int kThreads = 128 * Config::kSplit;  // that have the same weight rows
+  StageRing ring;
+  int index = walk.first();
+  for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
+    constexpr int kWidth = Config::kOfTile.width(kIndex);
+    for (; index < walk.end(kIndex); index += walk.step()) {
+      const Consumer<Config> consumer(s);
+      Work<Config>& work = work_of<Config>(consumer.place, index, s);
+      const Tile tile = uniform_tile(walk, index);
+      const int thread = thread_index() % kThreads;
+      if (thread == 0) work.tile = tile;
+      for (int token = thread; token < tile.rows; token += kThreads) {
+        work.scales[token] = epilogue.token_scales(tile.first_row + token);
+      }
+      // Loaded early; but where registers are scarcest, tiles are so large that late will do.
+      float2 weight_scale = {};
+      if constexpr (!Config::kWide) weight_scale = epilogue.expert_scales(tile.expert);
+      Accumulators<Config, kWidth> acc;
+      consumer.template multiply<kWidth>(static_cast<int>(chunks_of(Config::kType, p.cols)), s, ring, acc);
+      if constexpr (Config::kInStep) sync_consumers<Config>();
+      if constexpr (Config::kWide) {
+        finish<Config, kWidth>(p, shared_epilogue<Epilogue>(s), index, weight_scale, s, acc);
+      } else {
+        finish<Config, kWidth>(p, epilogue, index, weight_scale, s, acc);
+      }
     }
-    const float2 weight_scale = epilogue.expert_scales(tile.expert);
-    Accumulators<Config> acc;
-    consumer.multiply(chunks, s, acc);
-    if constexpr (Config::kInStep) sync_consumers<Config>();
-    if (Config::kMeet > 1 || tile.weight_tile + consumer.group < p.tiles)
-      finish<Config>(consumer, epilogue, tile, scales, weight_scale, s, acc);
-  }
+  });
 }
 
 // ---- Kernel
@@ -383,7 +582,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == Config::kConsumerThreads) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&s.full[stage], 1);  // the producer, and the bytes it announces
-      ptx::mbarrier_init(&s.empty[stage], 4 * Config::kConsumers);
+      ptx::mbarrier_init(&s.empty[stage], 4 * Config::kConsumers * Config::kCluster);
     }
     ptx::mbarrier_init_fence();
   }
@@ -395,9 +594,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (copy > 0) s.folds[i / kFoldCopies][copy] = s.folds[i / kFoldCopies][0];
     }
   }
+  static_assert(sizeof(Epilogue) <= sizeof(s.epilogue) && std::is_trivially_copyable_v<Epilogue>);
+  if (Config::kWide && threadIdx.x == 0) *reinterpret_cast<Epilogue*>(s.epilogue) = epilogue;
   cuda::await_previous_kernel();
-  sum_token_tiles<Config>(p, s);
-  __syncthreads();
+  order_experts<Config>(p, s);
+  sync_cluster<Config>();
   const TileWalk<Config> walk(p, s);
 
   // Roles.
@@ -408,6 +609,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));
     if (threadIdx.x < Config::kConsumerThreads + 32) produce<Config>(p, walk, s);
   }
+  // Until nobody writes to this CTA's shared memory any more.
+  if constexpr (Config::kCluster > 1) sync_cluster<Config>();
 #else
   __trap();
 #endif

@@ -33,10 +33,12 @@ cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStrea
       e != cudaSuccess) {
     return e;
   }
-  return cuda::launch_early(kernel, multiprocessors, Config::kThreads, kShared, stream, params, epilogue);
+  const int blocks = multiprocessors / Config::kCluster * Config::kCluster;
+  return cuda::launch_early_clusters(Config::kCluster, kernel, blocks, Config::kThreads, kShared, stream,
+                                     params, epilogue);
 }
 
-// The instance of this width.
+// The instance for this tile, of those that do not share K.
 template <OperandType kType, class Epilogue, int... kEighths>
 cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream,
                          std::integer_sequence<int, kEighths...>) {
@@ -44,14 +46,18 @@ cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& e
   const auto one = [&]<int kTokens>() {
     status = launch<GemmConfig<kType, kTokens, row_tiles_of(kType, kTokens), 1>>(params, epilogue, stream);
   };
-  (void)((tokens == 8 * (kEighths + 1) && (one.template operator()<8 * (kEighths + 1)>(), true)) || ...);
+  if (tokens == wide_tile(kType)) {
+    one.template operator()<wide_tile(kType)>();
+  } else {
+    (void)((tokens == 8 * (kEighths + 1) && (one.template operator()<8 * (kEighths + 1)>(), true)) || ...);
+  }
   return status;
 }
 template <OperandType kType, class Epilogue>
 cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& epilogue,
                          cudaStream_t stream) {
   return launch_width<kType>(tokens, params, epilogue, stream,
-                             std::make_integer_sequence<int, wide_tile(kType) / 8>{});
+                             std::make_integer_sequence<int, narrow_tile(kType) / 8>{});
 }
 
 }  // namespace megamoe::sm90

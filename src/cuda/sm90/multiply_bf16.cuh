@@ -39,36 +39,35 @@ __device__ inline void start_chunk(const Operands& from, ptx::Descriptor b, floa
 
 template <class Config>
 requires(!Config::kFp8) struct Consumer<Config> {
-  int group;                    // of the weight rows
-  int part;                     // of K
+  Place place;
   std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0
   ptx::Descriptor tokens;       // of stage 0
-  StageRing ring;
 
   __device__ Consumer(GemmStorage<Config>& s) {
-    const int index = uniform(static_cast<int>(threadIdx.x) / 128);
-    group = index % Config::kRowGroups, part = index / Config::kRowGroups;
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const std::uint32_t weights = ptx::shared_address(s.weights[0][group][part]);
+    const int thread = thread_index();
+    place = place_of<Config>(thread);
+    const int warp = thread / 32 % 4, lane = thread % 32;
+    const std::uint32_t weights = ptx::shared_address(s.weights[0][place.group][place.part]);
     codes = weights + (warp * 32 + lane) * 16;
     scales = weights + chunk_code_bytes(OperandType::kBf16) + (warp * 8 + lane / 4) * 8;
-    tokens = ptx::Descriptor::swizzled(s.tokens[0][part]);
+    tokens = ptx::Descriptor::swizzled(s.tokens[0][place.part]);
   }
 
   // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. A chunk is decoded
   // while the tensor cores work on the one before, so that two sets of operands take turns; a stage is given
   // back once the first products of the next one are under way. A warpgroup beyond the last weight row
   // multiplies what it finds: nobody uses it.
-  __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s,
-                                           Accumulators<Config>& accumulators) {
+  template <int kWidth>
+  __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s, StageRing& ring,
+                                           Accumulators<Config, kWidth>& accumulators) const {
     auto& acc = accumulators[0];
     constexpr int kOwn = Config::kStageChunks / Config::kSplit;  // of a stage's chunks
     constexpr int kUnroll = kOwn % 2 == 0 ? kOwn : 2 * kOwn;
 #pragma unroll
-    for (int i = 0; i < Config::kTokens / 2; ++i) acc[i] = 0.0f;
+    for (int i = 0; i < kWidth / 2; ++i) acc[i] = 0.0f;
     ptx::wgmma_pin(acc);
     Operands operands[2];
-    int held = -1, left = (chunks - part + Config::kSplit - 1) / Config::kSplit;
+    int held = -1, left = (chunks - place.part + Config::kSplit - 1) / Config::kSplit;
     if (left > 0) {
       // NOTE: left in the middle, never by falling through: the compiler must see which operands are in
       // flight.
@@ -82,13 +81,13 @@ requires(!Config::kFp8) struct Consumer<Config> {
             at * Config::kChunkBytes;
         const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
         decode_chunk(words, operands[u % 2]);
-        start_chunk<Config::kTokens>(operands[u % 2],
-                                     tokens + (ring.index * (Config::kStageChunks * Config::kTokenTileBytes) +
-                                               at * Config::kTokenTileBytes),
-                                     acc);
+        start_chunk<kWidth>(operands[u % 2],
+                            tokens + (ring.index * (Config::kStageChunks * Config::kTokenTileBytes) +
+                                      at * Config::kTokenTileBytes),
+                            acc);
         ptx::wgmma_wait<1>();
         if (u % kOwn == 0) {
-          if (held >= 0) warp_arrive(&s.empty[held]);
+          if (held >= 0) give_back<Config>(&s.empty[held]);
           held = ring.index;
         }
         if (u % kOwn == kOwn - 1) ring.template advance<Config::kStages>();
@@ -99,13 +98,13 @@ requires(!Config::kFp8) struct Consumer<Config> {
   done:
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(acc);
-    if (held >= 0) warp_arrive(&s.empty[held]);
+    if (held >= 0) give_back<Config>(&s.empty[held]);
     // A last stage that is cut short is left early, or not even entered.
     if (held == ring.index) {
       ring.template advance<Config::kStages>();
-    } else if (Config::kSplit > 1 && part > 0 && (chunks - 1) % Config::kStageChunks < part) {
+    } else if (Config::kSplit > 1 && place.part > 0 && (chunks - 1) % Config::kStageChunks < place.part) {
       ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
-      warp_arrive(&s.empty[ring.index]);
+      give_back<Config>(&s.empty[ring.index]);
       ring.template advance<Config::kStages>();
     }
   }

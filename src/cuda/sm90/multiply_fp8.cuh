@@ -11,26 +11,22 @@ namespace megamoe::sm90 {
 
 template <class Config>
 requires(Config::kFp8) struct Consumer<Config> {
-  static constexpr int kN = Config::kTokens;
-  static constexpr int part = 0;  // of K: all
-
   // Operands of 64 columns: two steps.
   using Operands = std::uint32_t[2][4];
 
-  int group;                           // of the weight rows: kOwnTiles tiles
+  Place place;                         // kOwnTiles tiles of weight rows, all of K
   std::uint32_t codes, scales, folds;  // this thread's shared-memory addresses in stage 0
   std::uint32_t token_scales;          // likewise
   ptx::Descriptor tokens;              // of stage 0
-  StageRing ring;
 
   __device__ Consumer(GemmStorage<Config>& s) {
-    group = uniform(static_cast<int>(threadIdx.x) / 128);
-    const int thread = threadIdx.x % 128;
-    const std::uint32_t weights = ptx::shared_address(s.weights[0][group * Config::kOwnTiles][0]);
+    const int all = thread_index(), thread = all % 128;
+    place = place_of<Config>(all);
+    const std::uint32_t weights = ptx::shared_address(s.weights[0][place.group * Config::kOwnTiles][0]);
     codes = weights + thread * 16;
     scales = weights + chunk_code_bytes(Config::kType) + thread * 4;
-    folds = ptx::shared_address(s.folds) + threadIdx.x % kFoldCopies * sizeof(uint2);
-    token_scales = ptx::shared_address(s.token_scales[0]) + threadIdx.x % 4 * 8;
+    folds = ptx::shared_address(s.folds) + all % kFoldCopies * sizeof(uint2);
+    token_scales = ptx::shared_address(s.token_scales[0]) + all % 4 * 8;
     tokens = ptx::Descriptor::swizzled(s.tokens[0][0]);
   }
 
@@ -58,18 +54,19 @@ requires(Config::kFp8) struct Consumer<Config> {
     decode_fp8_word(from.codes.w, lower, to[1][1], to[1][3]);
   }
 
-  // Two tiles of weights share the scales that one loads, where registers are left for them.
-  static constexpr bool kKeepScales = Config::kOwnTiles == 2 && kN <= 104;
   // The scales of a stage's tokens in this thread's columns of the accumulators: 8 j + 2 (lane % 4) + {0, 1}.
+  template <int kN>
   using ColumnScales = uint2[kN / 8];
-  __device__ __forceinline__ void load_scales(int stage, ColumnScales& to) const {
+  template <int kN>
+  __device__ __forceinline__ void load_scales(int stage, ColumnScales<kN>& to) const {
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       to[j] = ptx::load_shared8(token_scales + stage * Config::kTokenScaleBytes + j * 32);
     }
   }
   // acc += sums * token scales.
-  __device__ static __forceinline__ void promote(const ColumnScales& scales, const float (&sums)[kN / 2],
+  template <int kN>
+  __device__ static __forceinline__ void promote(const ColumnScales<kN>& scales, const float (&sums)[kN / 2],
                                                  float (&acc)[kN / 2]) {
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
@@ -81,7 +78,11 @@ requires(Config::kFp8) struct Consumer<Config> {
   // acc = this warpgroup's weight rows times the tile's tokens. Half a chunk is decoded while the tensor
   // cores work on the other half; the first half of what comes next, before the sums are added. What is
   // decoded was loaded a step before. Rows beyond the last are multiplied by what is found: nobody uses them.
-  __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s, Accumulators<Config>& acc) {
+  template <int kN>
+  __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s, StageRing& ring,
+                                           Accumulators<Config, kN>& acc) const {
+    // Two tiles of weights share the scales that one loads, where registers are left for them.
+    constexpr bool kKeepScales = Config::kOwnTiles == 2 && kN <= 104;
     float sums[kN / 2];
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
@@ -90,7 +91,7 @@ requires(Config::kFp8) struct Consumer<Config> {
       for (int t = 0; t < Config::kOwnTiles; ++t) acc[t][i] = 0.0f;
     }
     Operands first, second;
-    ColumnScales scales_of_tokens;
+    ColumnScales<kN> scales_of_tokens;
     ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
     decode(load(ring.index, 0, 0), first);
     Words words = load(ring.index, 0, 1);
@@ -118,13 +119,13 @@ requires(Config::kFp8) struct Consumer<Config> {
         ptx::wgmma_wait<1>();
         decode(words, first);
         words = load(next_stage, next_tile, 1);
-        if (kKeepScales && t == 0) load_scales(ring.index, scales_of_tokens);
+        if (kKeepScales && t == 0) load_scales<kN>(ring.index, scales_of_tokens);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(sums);
-        if (!kKeepScales) load_scales(ring.index, scales_of_tokens);
-        promote(scales_of_tokens, sums, acc[t]);
+        if (!kKeepScales) load_scales<kN>(ring.index, scales_of_tokens);
+        promote<kN>(scales_of_tokens, sums, acc[t]);
       }
-      warp_arrive(&s.empty[ring.index]);
+      give_back<Config>(&s.empty[ring.index]);
       ring = next;
     }
   }
