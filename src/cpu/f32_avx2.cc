@@ -6,7 +6,7 @@ namespace megamoe::cpu {
 namespace {
 
 struct F32Avx2 : Ymm {
-  static constexpr int kFew = 3, kTile = 6, kSteps = 8;
+  static constexpr int kFew = 3, kPanels = 1, kTile = 6, kSteps = 8;
 
   // Times what step_of_codes and Ymm::e4m3 leave out: there a doubled code comes times 2^24.
   template <bool kFold>
@@ -24,20 +24,6 @@ struct F32Avx2 : Ymm {
     return _mm256_castps_si256(kFold ? round_to_e4m3(value) : value);
   }
 
-  // For |x| <= 448 and NaN, up to the sign of zero. In the normal range 20 bits are rounded away as an
-  // integer; below 2^-6 the sum with 1.5 * 2^14 rounds to steps of 2^-9.
-  static Floats round_to_e4m3(Floats x) {
-    const Ints bits = _mm256_castps_si256(x);
-    const Ints odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
-    const Ints sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFFF)), odd);
-    const Floats normal = _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(~0xFFFFF)));
-    const Floats step = broadcast(0x1.8p14f), small = _mm256_sub_ps(_mm256_add_ps(x, step), step);
-    const Floats size = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF)));
-    const Floats rounded =
-        _mm256_blendv_ps(normal, small, _mm256_cmp_ps(size, broadcast(0x1p-6f), _CMP_LT_OQ));
-    return _mm256_blendv_ps(rounded, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  }
-
   static Ints step_of_bf16(const std::uint8_t* p, int step) {
     return _mm256_castps_si256(bf16(p + step * kRowsOfPanel * 2));
   }
@@ -52,8 +38,6 @@ struct F32Avx2 : Ymm {
     store_floats(out + 8, multiply(e4m3(p + 8), broadcast(0x1p8f)));
   }
 
-  static Ints load_ints(const std::uint8_t* p) { return bytes(p); }
-  static void store_ints(void* p, Ints v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   static Floats accumulate(Floats acc, Ints w, Ints x) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_castsi256_ps(x), acc);
   }

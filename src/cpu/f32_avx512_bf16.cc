@@ -17,7 +17,7 @@ alignas(64) constexpr std::uint16_t kBf16OfCodes[32] = {
 constexpr int kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
 
 struct F32Avx512Bf16 : Zmm {
-  static constexpr int kFew = 8, kTile = 16, kSteps = 4;
+  static constexpr int kFew = 8, kPanels = 2, kTile = 12, kSteps = 4;
 
   static Floats dot(Floats sum, Ints a, Ints b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -36,20 +36,6 @@ struct F32Avx512Bf16 : Zmm {
     Floats low = dot(broadcast(0.0f), pair, low_scale), high = dot(broadcast(0.0f), pair, high_scale);
     if constexpr (kFold) low = round_to_e4m3(low), high = round_to_e4m3(high);
     return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16), _mm512_castps_si512(high));
-  }
-
-  // As F32Avx2's.
-  static Floats round_to_e4m3(Floats x) {
-    const Ints bits = _mm512_castps_si512(x);
-    const Ints odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
-    const Ints sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFFF)), odd);
-    const Floats normal = _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(~0xFFFFF)));
-    const Floats step = broadcast(0x1.8p14f), small = _mm512_sub_ps(_mm512_add_ps(x, step), step);
-    const __mmask16 is_small = _mm512_cmplt_epi32_mask(_mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)),
-                                                       _mm512_castps_si512(broadcast(0x1p-6f)));
-    const Floats nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000));  // nothing in the low half
-    return _mm512_mask_mov_ps(_mm512_mask_blend_ps(is_small, normal, small),
-                              _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
   }
 
   static Ints step_of_bf16(const std::uint8_t* p, int step) {
@@ -72,8 +58,6 @@ struct F32Avx512Bf16 : Zmm {
     store_words(_mm512_cvtepi32_epi16(_mm512_srli_epi32(values, 16)), out);
   }
 
-  static Ints load_ints(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
-  static void store_ints(void* p, Ints v) { _mm512_storeu_si512(p, v); }
   static Floats accumulate(Floats acc, Ints w, Ints x) { return dot(acc, w, x); }
 };
 

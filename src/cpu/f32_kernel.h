@@ -7,11 +7,11 @@
 // the row of x, added to its sum. All row counts take this order.
 //
 // x is expanded once for all panels, a group of columns after the other, in each the rows one after the
-// other. Up to kFew rows take the weights as they are decoded; for more rows a group of a panel is decoded
-// first.
+// other. Up to kFew rows take the weights as they are decoded; for more rows a group of kPanels panels is
+// decoded first, kTile rows at a time.
 //
 // A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
-//   kFew, kTile            as above; the rows of x that then share a load of the weights
+//   kFew, kPanels, kTile   as above
 //   kSteps                 vectors that 8 columns of weights are, and words that 8 columns of x are
 //   prepare_scales<fold>   of a block of NVFP4, for
 //   step_of_codes<fold>    a step of 8 columns of it
@@ -65,16 +65,18 @@ struct Bf16Source {
   }
 };
 
-// Decoded before: for each step 16 words. FP32 weights are just that where a word is a column.
-template <class V>
+// Decoded before: for each step 16 words of each of some panels. FP32 weights are just that, of one panel,
+// where a word is a column.
+template <class V, int kPanels>
 struct DecodedSource {
-  static constexpr std::int64_t kBlockBytes = 2 * V::kSteps * kRowsOfPanel * 4;
+  static constexpr std::int64_t kStepBytes = kPanels * kRowsOfPanel * 4;
+  static constexpr std::int64_t kBlockBytes = 2 * V::kSteps * kStepBytes;
   using Block = const std::uint8_t*;
   static Block block(const std::uint8_t* group, std::int64_t, std::int64_t b, std::int64_t lane) {
     return group + b * kBlockBytes + lane * 4;
   }
   static typename V::Ints step(Block block, std::int64_t half, int step) {
-    return V::load_ints(block + half * (kBlockBytes / 2) + step * kRowsOfPanel * 4);
+    return V::load_ints(block + half * (kBlockBytes / 2) + step * kStepBytes);
   }
 };
 
@@ -105,8 +107,9 @@ void expand(const F32Slab& slab, std::int64_t first_block, std::int64_t blocks, 
   }
 }
 
-// kGroups groups, side by side, of kVectors vectors of a panel from row `lane` on, times kRows rows of x from
-// row `first` on; adds to sums [kRows, 16]. All groups have `blocks` blocks.
+// kGroups groups, side by side, of kVectors vectors of a panel, or of some that stand together, from row
+// `lane` on, times kRows rows of x from row `first` on; adds to sums [panels, x.rows, 16]. All groups have
+// `blocks` blocks.
 template <class V, class Source, int kRows, int kGroups, int kVectors>
 void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane,
                      const ExpandedX<V>& x, std::int64_t group, std::int64_t first, float* sums) {
@@ -153,7 +156,8 @@ void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 64
     for (int v = 0; v < kVectors; ++v) {
-      float* out = sums + i * kRowsOfPanel + lane + v * V::kLanes;
+      const std::int64_t row = lane + v * V::kLanes;
+      float* out = sums + (row / kRowsOfPanel * x.rows + first + i) * kRowsOfPanel + row % kRowsOfPanel;
       typename V::Floats sum = V::load(out);
 #pragma GCC unroll 64
       for (int g = 0; g < kGroups; ++g) {
@@ -188,32 +192,36 @@ void multiply_few(const std::uint8_t* packed, std::int64_t blocks, const Expande
 }
 
 // A decoded group times 1 to kRows rows.
-template <class V, int kRows>
+template <class V, int kPanels, int kRows>
 void multiply_tile(std::int64_t rows, const std::uint8_t* decoded, std::int64_t blocks, const ExpandedX<V>& x,
                    std::int64_t group, std::int64_t first, float* sums) {
   if (rows == kRows) {
-    multiply_groups<V, DecodedSource<V>, kRows, 1, static_cast<int>(kRowsOfPanel / V::kLanes)>(
-        decoded, blocks, 0, x, group, first, sums);
+    constexpr auto kVectors = static_cast<int>(kPanels * kRowsOfPanel / V::kLanes);
+    multiply_groups<V, DecodedSource<V, kPanels>, kRows, 1, kVectors>(decoded, blocks, 0, x, group, first,
+                                                                      sums);
   } else if constexpr (kRows > 1) {
-    multiply_tile<V, kRows - 1>(rows, decoded, blocks, x, group, first, sums);
+    multiply_tile<V, kPanels, kRows - 1>(rows, decoded, blocks, x, group, first, sums);
   }
 }
 
-// `blocks` blocks of a panel times more rows.
-template <class V, class Source>
-void multiply_many(const std::uint8_t* packed, std::int64_t blocks, const ExpandedX<V>& x, float* sums) {
-  alignas(64) std::uint8_t decoded[kGroup * DecodedSource<V>::kBlockBytes];
+// `blocks` blocks of kPanels panels, from `offset` bytes on, times more rows.
+template <class V, class Source, int kPanels>
+void multiply_many(const F32Panel* panels, std::int64_t offset, std::int64_t blocks, const ExpandedX<V>& x,
+                   float* sums) {
+  using Decoded = DecodedSource<V, kPanels>;
+  alignas(64) std::uint8_t decoded[kGroup * Decoded::kBlockBytes];
   const std::int64_t tiles = (x.rows + V::kTile - 1) / V::kTile;  // of about equal size
-  for (std::int64_t group = 0; group * kGroup < blocks; ++group, packed += kGroup * Source::kBlockBytes) {
+  for (std::int64_t group = 0; group * kGroup < blocks; ++group, offset += kGroup * Source::kBlockBytes) {
     const std::int64_t rest = blocks - group * kGroup, count = rest < kGroup ? rest : kGroup;
     for (std::int64_t b = 0; b < count; ++b) {
-      for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
-        const auto block = Source::block(packed, count, b, lane);
-        std::uint8_t* out = decoded + b * DecodedSource<V>::kBlockBytes + lane * 4;
+      for (std::int64_t lane = 0; lane < kPanels * kRowsOfPanel; lane += V::kLanes) {
+        const auto block =
+            Source::block(panels[lane / kRowsOfPanel].packed + offset, count, b, lane % kRowsOfPanel);
+        std::uint8_t* out = decoded + b * Decoded::kBlockBytes + lane * 4;
 #pragma GCC unroll 64
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 64
-          for (int step = 0; step < V::kSteps; ++step, out += kRowsOfPanel * 4) {
+          for (int step = 0; step < V::kSteps; ++step, out += Decoded::kStepBytes) {
             V::store_ints(out, Source::step(block, half, step));
           }
         }
@@ -221,19 +229,39 @@ void multiply_many(const std::uint8_t* packed, std::int64_t blocks, const Expand
     }
     for (std::int64_t t = 0; t < tiles; ++t) {
       const std::int64_t first = x.rows * t / tiles, end = x.rows * (t + 1) / tiles;
-      multiply_tile<V, V::kTile>(end - first, decoded, count, x, group, first, sums + first * kRowsOfPanel);
+      multiply_tile<V, kPanels, V::kTile>(end - first, decoded, count, x, group, first, sums);
     }
   }
 }
 
-template <class V, class Source>
-void multiply_panel(const std::uint8_t* packed, std::int64_t first_block, std::int64_t blocks,
-                    const ExpandedX<V>& x, float* sums) {
-  packed += first_block * Source::kBlockBytes;
-  if (x.rows <= V::kFew) {
-    multiply_few<V, Source, V::kFew>(packed, blocks, x, sums);
-  } else {
-    multiply_many<V, Source>(packed, blocks, x, sums);
+// kPanels panels of one format, from block `first` on, times x, which begins there.
+template <class V, class Source, int kPanels>
+void multiply_source(const F32Panel* panels, std::int64_t first, std::int64_t blocks, const ExpandedX<V>& x,
+                     float* sums) {
+  const std::int64_t offset = first * Source::kBlockBytes;
+  if (x.rows > V::kFew) return multiply_many<V, Source, kPanels>(panels, offset, blocks, x, sums);
+  for (int p = 0; p < kPanels; ++p) {
+    multiply_few<V, Source, V::kFew>(panels[p].packed + offset, blocks, x, sums + p * x.rows * kRowsOfPanel);
+  }
+}
+
+template <class V, int kPanels>
+void multiply_panels(const F32Panel* panels, std::int64_t first, std::int64_t blocks, const ExpandedX<V>& x,
+                     float* sums) {
+  switch (panels[0].format) {
+    case PanelFormat::kF32:
+      if constexpr (V::kSteps == 8)
+        multiply_source<V, DecodedSource<V, 1>, kPanels>(panels, first, blocks, x, sums);
+      break;
+    case PanelFormat::kBf16:
+      multiply_source<V, Bf16Source<V>, kPanels>(panels, first, blocks, x, sums);
+      break;
+    case PanelFormat::kNvfp4:
+      multiply_source<V, Nvfp4Source<V, false>, kPanels>(panels, first, blocks, x, sums);
+      break;
+    case PanelFormat::kFolded:
+      multiply_source<V, Nvfp4Source<V, true>, kPanels>(panels, first, blocks, x, sums);
+      break;
   }
 }
 
@@ -245,23 +273,17 @@ void multiply(const F32Slab& slab) {
   for (std::int64_t first = 0; first < slab.blocks; first += most_blocks) {
     const std::int64_t rest = slab.blocks - first, blocks = rest < most_blocks ? rest : most_blocks;
     expand<V>(slab, first, blocks, x);
-    for (std::int64_t p = 0; p < slab.num_panels; ++p) {
-      const F32Panel& panel = slab.panels[p];
+    for (std::int64_t p = 0; p < slab.num_panels;) {
+      const F32Panel* panels = slab.panels + p;
       float* sums = slab.sums + p * slab.rows * kRowsOfPanel;
-      switch (panel.format) {
-        case PanelFormat::kF32:
-          if constexpr (V::kSteps == 8)
-            multiply_panel<V, DecodedSource<V>>(panel.packed, first, blocks, x, sums);
-          break;
-        case PanelFormat::kBf16:
-          multiply_panel<V, Bf16Source<V>>(panel.packed, first, blocks, x, sums);
-          break;
-        case PanelFormat::kNvfp4:
-          multiply_panel<V, Nvfp4Source<V, false>>(panel.packed, first, blocks, x, sums);
-          break;
-        case PanelFormat::kFolded:
-          multiply_panel<V, Nvfp4Source<V, true>>(panel.packed, first, blocks, x, sums);
-          break;
+      bool together = p + V::kPanels <= slab.num_panels;
+      for (int i = 1; together && i < V::kPanels; ++i) together = panels[i].format == panels[0].format;
+      if (together) {
+        multiply_panels<V, V::kPanels>(panels, first, blocks, x, sums);
+        p += V::kPanels;
+      } else {
+        multiply_panels<V, 1>(panels, first, blocks, x, sums);
+        ++p;
       }
     }
   }

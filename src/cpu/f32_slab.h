@@ -33,10 +33,12 @@ struct F32Slab {
 };
 
 void multiply_f32_avx2(const F32Slab& slab);
+void multiply_f32_avx512(const F32Slab& slab);
 void multiply_f32_avx512_bf16(const F32Slab& slab);  // no panel in kF32
 
 // As in nvfp4_slab.h.
 std::int64_t only_products_f32_avx2(std::int64_t rounds);
+std::int64_t only_products_f32_avx512(std::int64_t rounds);
 std::int64_t only_products_f32_avx512_bf16(std::int64_t rounds);
 
 }  // namespace megamoe::cpu

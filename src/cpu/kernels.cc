@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "base/aligned_buffer.h"
 #include "base/check.h"
@@ -83,14 +84,14 @@ void multiply_f32_x86(const Sums& sums) {
       rows[i] = reinterpret_cast<const std::uint8_t*>(x.values + row * x.row_stride);
     }
   }
-  (f32 && !kHasF32 ? multiply_f32_avx2 : kMultiply)({.blocks = x.cols / kNvfp4Block,
-                                                     .panels = panels,
-                                                     .num_panels = slab.num_matrices * slab.panels,
-                                                     .x = rows,
-                                                     .x_factors = fp8 ? factors : nullptr,
-                                                     .rows = slab.rows,
-                                                     .scratch = scratch.data(),
-                                                     .sums = sums.values});
+  (f32 && !kHasF32 ? multiply_f32_avx512 : kMultiply)({.blocks = x.cols / kNvfp4Block,
+                                                       .panels = panels,
+                                                       .num_panels = slab.num_matrices * slab.panels,
+                                                       .x = rows,
+                                                       .x_factors = fp8 ? factors : nullptr,
+                                                       .rows = slab.rows,
+                                                       .scratch = scratch.data(),
+                                                       .sums = sums.values});
 }
 
 std::int64_t quantize_row_x86(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
@@ -112,23 +113,29 @@ std::string names_of(const Keep& keep) {
 }  // namespace
 
 const std::vector<Kernel>& all_kernels() {
-  static const std::vector<Kernel> kernels = {
+  static const std::vector<Kernel> kernels = [] {
+    std::vector<Kernel> all = {
 #ifdef __x86_64__
-      {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
-       only_products_f32_avx2, kMaxPanels},
-      {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
-       multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
-       only_products_f32_avx512_bf16, kMaxPanels},
-      {"avx-vnni", "AVX2 with AVX-VNNI", has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx_vnni,
-       only_products_f32_avx2, kMaxPanels},
-      {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_nvfp4_x86<multiply_avx2>,
-       multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx2,
-       only_products_f32_avx2, kMaxPanels},
+        {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
+         multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows,
+         only_products_avx512, only_products_f32_avx512_bf16, kMaxPanels},
+        {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
+         multiply_f32_x86<multiply_f32_avx512, true>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
+         only_products_f32_avx512, kMaxPanels},
+        {"avx-vnni", "AVX2 with AVX-VNNI", has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
+         multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx_vnni,
+         only_products_f32_avx2, kMaxPanels},
+        {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_nvfp4_x86<multiply_avx2>,
+         multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx2,
+         only_products_f32_avx2, kMaxPanels},
 #endif
-      {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, &kPortableRows, nullptr,
-       nullptr, kUsualPanels}};
+        {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, &kPortableRows, nullptr,
+         nullptr, kUsualPanels}};
+#ifdef __x86_64__
+    if (!has_fast_bf16_dot()) std::swap(all[0], all[1]);
+#endif
+    return all;
+  }();
   return kernels;
 }
 

@@ -28,8 +28,7 @@ struct Kernel {
   std::int64_t panels = 0;  // of a slab, of all its matrices, at best
 };
 
-// Those of this build, best first; the last runs everywhere. avx512-bf16 should come first, but stands behind
-// avx512 as long as nobody has run it on a processor that has its instructions.
+// Those of this build, the best for this machine's processor first; the last runs everywhere.
 const std::vector<Kernel>& all_kernels();
 
 // The one that the environment variable MEGAMOE_CPU_KERNEL names, else the best that is supported. An unknown

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/processor.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/decode.h"
 #include "cpu/test_kernel.h"
@@ -50,6 +51,11 @@ TEST(CpuKernels, WithoutANameTheBestIsChosen) {
     break;
   }
   EXPECT_TRUE(all_kernels().back().supported);
+}
+
+TEST(CpuKernels, PairsOfBf16AreChosenWhereTheyAreFast) {
+  const ForcedKernel none("");
+  EXPECT_EQ(chosen_kernel().name == "avx512-bf16", has_fast_bf16_dot());
 }
 
 TEST(CpuKernels, AnUnknownNameListsTheKnown) {
