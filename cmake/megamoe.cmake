@@ -1,5 +1,7 @@
 # What every target of the project is built with, and short forms for sources and tests.
 
+include(CheckCXXSourceCompiles)
+
 function(megamoe_defaults target)
   # The numbers are defined by separate FP32 roundings: no contraction into fused multiply-adds.
   set(cxx -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor)
@@ -24,11 +26,12 @@ function(megamoe_sources)
   target_sources(megamoe PRIVATE ${ARGN})
 endfunction()
 
-# Whether there are sources for vector instructions of x86, and the flags of those that most have.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(MEGAMOE_X86 ON)
-endif()
+# Whether there are sources for vector instructions of x86, by the test that the code makes, and their flags.
+check_cxx_source_compiles("#ifndef __x86_64__\n#error\n#endif\nint main() {}" MEGAMOE_X86)
 set(MEGAMOE_AVX2 -mavx2 -mfma -mf16c)
+# GCC 12 warns of its own _mm512_undefined_ps.
+set(MEGAMOE_AVX512 ${MEGAMOE_AVX2} -mavx512f -mavx512bw -mavx512vl
+                   $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 
 # megamoe_source_with(file flag...): a source of the current folder for which more instructions are allowed than every
 # CPU has. It is used after a look at the processor, and shares no function with other sources.

@@ -10,7 +10,7 @@
 #include "cpu/codecs.h"
 #include "cpu/f32_slab.h"
 #include "cpu/nvfp4_slab.h"
-#include "numerics/quantize_avx2.h"
+#include "numerics/quantize_x86.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -94,9 +94,12 @@ void multiply_f32_x86(const Sums& sums) {
                                                        .sums = sums.values});
 }
 
+using QuantizeRow = BlockCounts(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
+                                std::uint8_t* scales);
+template <QuantizeRow kQuantizeRow>
 std::int64_t quantize_row_x86(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                               std::uint8_t* scales) {
-  return quantize_row_avx2(x, g, blocks, codes, scales).saturated;
+  return kQuantizeRow(x, g, blocks, codes, scales).saturated;
 }
 #endif
 
@@ -117,17 +120,17 @@ const std::vector<Kernel>& all_kernels() {
     std::vector<Kernel> all = {
 #ifdef __x86_64__
         {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
-         multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86, &kAvx2Rows,
+         multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86<quantize_row_avx512>, &kAvx2Rows,
          only_products_avx512, only_products_f32_avx512_bf16, kMaxPanels},
         {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
-         multiply_f32_x86<multiply_f32_avx512, true>, quantize_row_x86, &kAvx2Rows, only_products_avx512,
-         only_products_f32_avx512, kMaxPanels},
+         multiply_f32_x86<multiply_f32_avx512, true>, quantize_row_x86<quantize_row_avx512>, &kAvx2Rows,
+         only_products_avx512, only_products_f32_avx512, kMaxPanels},
         {"avx-vnni", "AVX2 with AVX-VNNI", has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
-         multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx_vnni,
-         only_products_f32_avx2, kMaxPanels},
+         multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86<quantize_row_avx2>, &kAvx2Rows,
+         only_products_avx_vnni, only_products_f32_avx2, kMaxPanels},
         {"avx2", "AVX2 with FMA and F16C", has_avx2(), multiply_nvfp4_x86<multiply_avx2>,
-         multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86, &kAvx2Rows, only_products_avx2,
-         only_products_f32_avx2, kMaxPanels},
+         multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86<quantize_row_avx2>, &kAvx2Rows,
+         only_products_avx2, only_products_f32_avx2, kMaxPanels},
 #endif
         {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, &kPortableRows, nullptr,
          nullptr, kUsualPanels}};

@@ -12,7 +12,7 @@
 #include "numerics/four_over_six.h"
 #include "numerics/fp16.h"
 #include "numerics/nvfp4.h"
-#include "numerics/quantize_avx2.h"
+#include "numerics/quantize_x86.h"
 
 namespace megamoe {
 namespace {
@@ -29,6 +29,7 @@ template <class T>
 BlockCounts quantize_row(const T* x, float g, std::int64_t blocks, bool four_over_six, std::uint8_t* codes,
                          std::uint8_t* scales) {
 #ifdef __x86_64__
+  if (!four_over_six && has_avx512()) return quantize_row_avx512(x, g, blocks, codes, scales);
   if (!four_over_six && has_avx2()) return quantize_row_avx2(x, g, blocks, codes, scales);
 #endif
   const auto quantize_block = four_over_six ? four_over_six_quantize_block : nvfp4_quantize_block;

@@ -1,17 +1,12 @@
-// quantize_avx2.cc: as quantize_avx2.h says. All but its functions has internal linkage.
+// quantize_avx2.cc: as quantize_x86.h says. All but its functions has internal linkage.
 //
 // Eight blocks at a time: their scales are the lanes of one vector.
-#include "numerics/quantize_avx2.h"
-
 #include <immintrin.h>
 
-#include <cstring>
+#include "numerics/quantize_loops.h"
 
 namespace megamoe {
 namespace {
-
-constexpr int kBlock = 16;
-constexpr int kBlocks = 8;  // at a time
 
 inline __m256 splat(float x) { return _mm256_set1_ps(x); }
 inline __m256i splat(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
@@ -30,7 +25,7 @@ inline __m256 load8(const fp16* x) {
 }
 
 // Lane i: the largest of m[i]'s lanes.
-inline __m256i largest_of_each(const __m256i (&m)[kBlocks]) {
+inline __m256i largest_of_each(const __m256i (&m)[8]) {
   const auto pair = [](__m256i a, __m256i b) {
     return _mm256_max_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
   };
@@ -103,82 +98,36 @@ inline void store_scales(__m256i codes, std::uint8_t* out) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(words, words));
 }
 
-// What 8 blocks are divided by; masks of those that saturate and of those with a NaN or an infinity.
-struct Faults {
-  std::uint64_t saturated, nonfinite;
-};
-template <class T>
-Faults choose_scales(const T* x, float g, float* d, std::uint8_t* scales) {
-  __m256i magnitudes[kBlocks];
+struct Avx2 {
+  static constexpr int kBlocks = 8, kStored = 2;
+
+  template <class T>
+  static Faults choose_scales(const T* x, float g, float* d, std::uint8_t* scales) {
+    __m256i magnitudes[kBlocks];
 #pragma GCC unroll 8
-  for (int b = 0; b < kBlocks; ++b) {
-    magnitudes[b] =
-        _mm256_max_epi32(magnitude_bits(load8(x + b * kBlock)), magnitude_bits(load8(x + b * kBlock + 8)));
-  }
-  const __m256i largest = largest_of_each(magnitudes);
-  const int nonfinite = _mm256_movemask_ps(number(_mm256_cmpgt_epi32(largest, splat(kInf - 1))));
-  const __m256 wanted = _mm256_div_ps(number(largest), splat(6.0f * g));
-  const int saturated =
-      _mm256_movemask_ps(_mm256_cmp_ps(wanted, splat(448.0f * (1.0f + 0x1p-20f)), _CMP_GT_OQ));
-  const __m256 zero = number(_mm256_cmpeq_epi32(largest, _mm256_setzero_si256()));
-  const __m256 cut = _mm256_min_ps(_mm256_max_ps(wanted, splat(0x1p-9f)), splat(448.0f));
-  const Scales rounded = round_to_e4m3(_mm256_blendv_ps(cut, splat(1.0f), zero));
-  _mm256_storeu_ps(d, _mm256_mul_ps(rounded.values, splat(g)));
-  store_scales(rounded.codes, scales);
-  return {static_cast<std::uint64_t>(saturated & ~nonfinite), static_cast<std::uint64_t>(nonfinite)};
-}
-
-// 8 to 64 blocks, a multiple of 8: all scales first, so that no code waits for one.
-constexpr std::int64_t kMostBlocks = 64;
-template <class T>
-BlockCounts quantize_blocks(const T* x, float g, std::int64_t blocks, std::uint8_t* codes,
-                            std::uint8_t* scales) {
-  float d[kMostBlocks];
-  Faults all = {0, 0};
-  for (std::int64_t b = 0; b < blocks; b += kBlocks) {
-    const Faults faults = choose_scales(x + b * kBlock, g, d + b, scales + b);
-    all.saturated |= faults.saturated << b;
-    all.nonfinite |= faults.nonfinite << b;
-  }
-  for (std::int64_t b = 0; b < blocks; b += 2) {
-    const T* two = x + b * kBlock;
-    for (std::size_t line = 0; line < 2 * kBlock * sizeof(T); line += 64) {  // of the next blocks
-      _mm_prefetch(reinterpret_cast<const char*>(two + kMostBlocks * kBlock) + line, _MM_HINT_T0);
+    for (int b = 0; b < kBlocks; ++b) {
+      magnitudes[b] =
+          _mm256_max_epi32(magnitude_bits(load8(x + b * kBlock)), magnitude_bits(load8(x + b * kBlock + 8)));
     }
-    store_codes({load8(two), load8(two + 8), load8(two + 16), load8(two + 24)}, splat(d[b]), splat(d[b + 1]),
-                codes + b * kBlock / 2);
+    const __m256i largest = largest_of_each(magnitudes);
+    const int nonfinite = _mm256_movemask_ps(number(_mm256_cmpgt_epi32(largest, splat(kInf - 1))));
+    const __m256 wanted = _mm256_div_ps(number(largest), splat(6.0f * g));
+    const int saturated =
+        _mm256_movemask_ps(_mm256_cmp_ps(wanted, splat(448.0f * (1.0f + 0x1p-20f)), _CMP_GT_OQ));
+    const __m256 zero = number(_mm256_cmpeq_epi32(largest, _mm256_setzero_si256()));
+    const __m256 cut = _mm256_min_ps(_mm256_max_ps(wanted, splat(0x1p-9f)), splat(448.0f));
+    const Scales rounded = round_to_e4m3(_mm256_blendv_ps(cut, splat(1.0f), zero));
+    _mm256_storeu_ps(d, _mm256_mul_ps(rounded.values, splat(g)));
+    store_scales(rounded.codes, scales);
+    return {static_cast<std::uint64_t>(saturated & ~nonfinite), static_cast<std::uint64_t>(nonfinite)};
   }
-  for (std::uint64_t rest = all.nonfinite; rest != 0; rest &= rest - 1) {
-    const int b = __builtin_ctzll(rest);
-    scales[b] = 0x7F;
-    std::memset(codes + b * kBlock / 2, 0, kBlock / 2);
-  }
-  return {__builtin_popcountll(all.saturated), __builtin_popcountll(all.nonfinite)};
-}
 
-template <class T>
-BlockCounts quantize_row(const T* x, float g, std::int64_t blocks, std::uint8_t* codes,
-                         std::uint8_t* scales) {
-  BlockCounts counts;
-  const auto add = [&](BlockCounts more) {
-    counts.saturated += more.saturated;
-    counts.nonfinite += more.nonfinite;
-  };
-  const std::int64_t whole = blocks / kBlocks * kBlocks;
-  for (std::int64_t b = 0; b < whole; b += kMostBlocks) {
-    add(quantize_blocks(x + b * kBlock, g, whole - b < kMostBlocks ? whole - b : kMostBlocks,
-                        codes + b * kBlock / 2, scales + b));
+  template <class T>
+  static void store_codes(const T* x, const float* d, std::uint8_t* out) {
+    megamoe::store_codes({load8(x), load8(x + 8), load8(x + 16), load8(x + 24)}, splat(d[0]), splat(d[1]),
+                         out);
   }
-  if (const auto rest = static_cast<std::size_t>(blocks - whole); rest != 0) {  // they and blocks of zeros
-    T last[kBlocks * kBlock] = {};
-    std::uint8_t last_codes[kBlocks * kBlock / 2], last_scales[kBlocks];
-    std::memcpy(last, x + whole * kBlock, rest * kBlock * sizeof(T));
-    add(quantize_blocks(last, g, kBlocks, last_codes, last_scales));
-    std::memcpy(codes + whole * kBlock / 2, last_codes, rest * kBlock / 2);
-    std::memcpy(scales + whole, last_scales, rest);
-  }
-  return counts;
-}
+};
 
 template <class T>
 float finite_amax(const T* x, std::int64_t count) {
@@ -195,7 +144,7 @@ float finite_amax(const T* x, std::int64_t count) {
     std::memcpy(last, x + i, static_cast<std::size_t>(count - i) * sizeof(T));
     take(last);
   }
-  const __m256i each[kBlocks] = {largest, largest, largest, largest, largest, largest, largest, largest};
+  const __m256i each[8] = {largest, largest, largest, largest, largest, largest, largest, largest};
   return _mm256_cvtss_f32(number(largest_of_each(each)));
 }
 
@@ -203,15 +152,15 @@ float finite_amax(const T* x, std::int64_t count) {
 
 BlockCounts quantize_row_avx2(const float* x, float g, std::int64_t blocks, std::uint8_t* codes,
                               std::uint8_t* scales) {
-  return quantize_row(x, g, blocks, codes, scales);
+  return quantize_row<Avx2>(x, g, blocks, codes, scales);
 }
 BlockCounts quantize_row_avx2(const bf16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                               std::uint8_t* scales) {
-  return quantize_row(x, g, blocks, codes, scales);
+  return quantize_row<Avx2>(x, g, blocks, codes, scales);
 }
 BlockCounts quantize_row_avx2(const fp16* x, float g, std::int64_t blocks, std::uint8_t* codes,
                               std::uint8_t* scales) {
-  return quantize_row(x, g, blocks, codes, scales);
+  return quantize_row<Avx2>(x, g, blocks, codes, scales);
 }
 
 float finite_amax_avx2(const float* x, std::int64_t count) { return finite_amax(x, count); }

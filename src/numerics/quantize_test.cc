@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -10,12 +11,14 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "base/processor.h"
 #include "megamoe/error.h"
 #include "numerics/amax.h"
 #include "numerics/bf16.h"
 #include "numerics/fp16.h"
 #include "numerics/nvfp4.h"
 #include "numerics/oracle.h"
+#include "numerics/quantize_x86.h"
 
 namespace megamoe {
 namespace {
@@ -52,6 +55,8 @@ void expect_equal(const Nvfp4Tensor& a, const Nvfp4Tensor& b) {
   EXPECT_EQ(a.saturated_blocks, b.saturated_blocks);
   EXPECT_EQ(a.nonfinite_blocks, b.nonfinite_blocks);
 }
+using QuantizeRow = BlockCounts(const float* x, float g, std::int64_t blocks, std::uint8_t* codes,
+                                std::uint8_t* scales);
 ErrorCode code_of(const std::function<void()>& call, std::string* message = nullptr) {
   try {
     call();
@@ -277,11 +282,21 @@ TEST(Quantize, SixteenBitInputsEqualTheirFP32Values) {
   }
 }
 
+// What this machine has for the rows of quantize().
+std::vector<QuantizeRow*> row_quantizers() {
+  std::vector<QuantizeRow*> all;
+#ifdef __x86_64__
+  if (has_avx2()) all.push_back(quantize_row_avx2);
+  if (has_avx512()) all.push_back(quantize_row_avx512);
+#endif
+  return all;
+}
+
 // Rows are quantised many blocks at a time where the processor can: no block may see where it stands in its
 // row, and none its neighbours' faults, zeros or sizes.
 TEST(Quantize, ARowOfAnyLengthIsItsBlocks) {
   const Floats bits = {0.0f, -0.0f, 0x1p-149f, -0x1p-130f, 0x1p-126f, 1.0f, -6.0f, 448.0f, kMax, kNaN, -kInf};
-  for (const std::int64_t blocks : {1, 2, 7, 8, 9, 63, 64, 65, 71, 72, 130}) {
+  for (const std::int64_t blocks : {1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 71, 72, 79, 80, 130}) {
     Floats x = random_values(blocks * 16, static_cast<std::uint64_t>(blocks));
     for (std::int64_t b = 0; b < blocks; ++b) {
       const std::uint64_t r = oracle::mix(static_cast<std::uint64_t>(b * 131 + blocks));
@@ -303,6 +318,14 @@ TEST(Quantize, ARowOfAnyLengthIsItsBlocks) {
         expected.nonfinite_blocks += scale.code == kE4M3NaN;
       }
       expect_equal(quantize(view(x, 1, blocks * 16), given(g)), expected);
+      for (QuantizeRow* const quantize_row : row_quantizers()) {
+        Nvfp4Tensor row = expected;
+        std::fill(row.codes.begin(), row.codes.end(), std::uint8_t{0xFF});
+        std::fill(row.scales.begin(), row.scales.end(), std::uint8_t{0xFF});
+        const BlockCounts counts = quantize_row(x.data(), g, blocks, row.codes.data(), row.scales.data());
+        row.saturated_blocks = counts.saturated, row.nonfinite_blocks = counts.nonfinite;
+        expect_equal(row, expected);
+      }
     }
   }
 }
