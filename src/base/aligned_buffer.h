@@ -16,8 +16,9 @@ namespace megamoe {
 inline constexpr std::int64_t kCacheLine = 64;
 inline constexpr std::int64_t kHugePage = 2 << 20;
 
-// `count` elements of T at a 64-byte boundary. The content is whatever the memory held. From two huge pages
-// on the system is asked for those: there are fewer pages to make and to look up.
+// `count` elements of T at a 64-byte boundary, readable to the end of its last line. The content is whatever
+// the memory held. From two huge pages on the system is asked for those, where they are filled: there are
+// fewer pages to make and to look up.
 template <class T>
 class AlignedBuffer {
  public:
@@ -26,11 +27,14 @@ class AlignedBuffer {
     const std::int64_t bytes = checked_mul(count, sizeof(T));
     if (bytes == 0) return;
     const bool huge = bytes >= 2 * kHugePage;
-    const std::int64_t unit = huge ? kHugePage : kCacheLine;
-    const auto rounded = static_cast<std::size_t>(checked_add(bytes, unit - 1) / unit * unit);
-    data_.reset(static_cast<T*>(std::aligned_alloc(static_cast<std::size_t>(unit), rounded)));
-    if (!data_) fail(ErrorCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
-    if (huge) madvise(data_.get(), rounded, MADV_HUGEPAGE);  // a wish: without, all works as well
+    const std::int64_t lines = checked_add(bytes, kCacheLine - 1) / kCacheLine * kCacheLine;
+    void* data = nullptr;
+    if (posix_memalign(&data, huge ? kHugePage : kCacheLine, static_cast<std::size_t>(lines)) != 0) {
+      fail(ErrorCode::kOutOfMemory, "cannot allocate {} bytes", bytes);
+    }
+    data_.reset(static_cast<T*>(data));
+    // A wish: without, all works as well.
+    if (huge) madvise(data, static_cast<std::size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
   }
 
   T* data() const { return data_.get(); }

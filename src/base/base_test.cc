@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +11,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -201,6 +204,40 @@ TEST_F(Parallel, ThreadCounts) {
   EXPECT_EQ(num_threads(), available_cores());
   EXPECT_THROW(set_num_threads(-1), Error);
   EXPECT_EQ(num_threads(), available_cores()) << "a refused count changes nothing";
+}
+
+// The first processors, `count` of them, of those that this thread may use.
+cpu_set_t first_processors(const cpu_set_t& all, int count) {
+  cpu_set_t some;
+  CPU_ZERO(&some);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&some) < count; ++cpu) {
+    if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &some);
+  }
+  return some;
+}
+
+// Helpers that an earlier caller has made follow a later one: to fewer processors, and back to all.
+TEST_F(Parallel, RunsWhereTheCallerMay) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  const int processors = CPU_COUNT(&all), cores = available_cores();
+  for (const int count : {processors, std::max(1, processors - 1), 1, processors}) {
+    const cpu_set_t allowed = first_processors(all, count);
+    std::thread([&] {
+      ASSERT_EQ(sched_setaffinity(0, sizeof(allowed), &allowed), 0);
+      EXPECT_EQ(available_cores(), std::min(count, cores));
+      std::atomic<int> elsewhere = 0;
+      for (int run = 0; run < 20; ++run) {
+        parallel_for(200, 1, [&](std::int64_t, std::int64_t) {
+          cpu_set_t own;
+          sched_getaffinity(0, sizeof(own), &own);
+          elsewhere += CPU_EQUAL(&own, &allowed) ? 0 : 1;
+        });
+      }
+      EXPECT_EQ(elsewhere, 0) << count << " of " << processors;
+    }).join();
+  }
+  EXPECT_EQ(available_cores(), cores);
 }
 
 TEST(DTypes, NamesAreInverse) {

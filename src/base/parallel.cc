@@ -7,7 +7,9 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "base/cgroup.h"
 #include "base/check.h"
@@ -16,6 +18,16 @@ namespace megamoe {
 namespace {
 
 std::atomic<int> g_num_threads{0};  // 0: available_cores()
+
+// The processors that the calling thread may use.
+struct Affinity {
+  cpu_set_t set{};
+  bool known = sched_getaffinity(0, sizeof(set), &set) == 0;
+
+  bool operator==(const Affinity& other) const {
+    return known == other.known && (!known || CPU_EQUAL(&set, &other.set));
+  }
+};
 
 // What parallel_for was called with, and how far it is.
 struct Work {
@@ -67,6 +79,7 @@ class Pool {
     const std::unique_lock lock(caller_, std::try_to_lock);
     if (!lock) return false;
     grow(helpers);
+    follow_caller();
     work_ = &work;
     // Opens a new turn.
     const std::uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
@@ -96,9 +109,22 @@ class Pool {
 
   void grow(int helpers) {
     try {
-      for (; threads_ < helpers; ++threads_) std::thread(&Pool::help, this).detach();
+      threads_.reserve(static_cast<std::size_t>(helpers));
+      while (static_cast<int>(threads_.size()) < helpers) {
+        std::thread thread(&Pool::help, this);
+        threads_.push_back(thread.native_handle());
+        thread.detach();
+      }
     } catch (const std::exception&) {  // the system gives no more: fewer help
     }
+  }
+
+  // Helpers may run where the caller may: it is not always the same thread.
+  void follow_caller() {
+    const Affinity caller;
+    if (!caller.known || (followed_ == threads_.size() && caller == affinity_)) return;
+    for (const pthread_t thread : threads_) pthread_setaffinity_np(thread, sizeof(caller.set), &caller.set);
+    affinity_ = caller, followed_ = threads_.size();
   }
 
   void help() {
@@ -129,7 +155,9 @@ class Pool {
   }
 
   std::mutex caller_;
-  int threads_ = 0;
+  std::vector<pthread_t> threads_;  // never joined, never ended
+  std::size_t followed_ = 0;        // of them, how many have this affinity
+  Affinity affinity_;
   std::atomic<Work*> work_ = nullptr;
   std::atomic<std::uint64_t> gate_ = 0;
   std::atomic<std::uint32_t> turn_ = 0;
@@ -138,15 +166,11 @@ class Pool {
 }  // namespace
 
 int available_cores() {
-  static const int cores = [] {
-    cpu_set_t set;
-    const int mask = sched_getaffinity(0, sizeof(set), &set) == 0
-                         ? CPU_COUNT(&set)
-                         : static_cast<int>(std::thread::hardware_concurrency());
-    const double quota = cpu_quota(cgroup_folders("cpu")).value_or(mask);
-    return std::max(1, std::min(mask, static_cast<int>(quota + 0.5)));
-  }();
-  return cores;
+  static const std::optional<double> quota = cpu_quota(cgroup_folders("cpu"));
+  const Affinity caller;
+  const int mask =
+      caller.known ? CPU_COUNT(&caller.set) : static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, std::min(mask, static_cast<int>(quota.value_or(mask) + 0.5)));
 }
 
 void set_num_threads(int count) {
