@@ -1,5 +1,5 @@
-// quantize_loops.h: a row to NVFP4, some blocks at a time, written once over a vector type for quantize_<set>.cc.
-// All of it has internal linkage.
+// quantize_loops.h: a row to NVFP4, some blocks at a time, written once over a vector type for
+// quantize_<set>.cc. All of it has internal linkage.
 //
 // A Vector has
 //   kBlocks                        blocks that are scaled at once, a divisor of kMostBlocks
@@ -62,7 +62,7 @@ BlockCounts quantize_row(const T* x, float g, std::int64_t blocks, std::uint8_t*
   const std::int64_t whole = blocks / V::kBlocks * V::kBlocks;
   for (std::int64_t b = 0; b < whole; b += kMostBlocks) {
     add(quantize_blocks<V>(x + b * kBlock, g, whole - b < kMostBlocks ? whole - b : kMostBlocks,
-                        codes + b * kBlock / 2, scales + b));
+                           codes + b * kBlock / 2, scales + b));
   }
   if (const auto rest = static_cast<std::size_t>(blocks - whole); rest != 0) {  // they and blocks of zeros
     T last[V::kBlocks * kBlock] = {};
