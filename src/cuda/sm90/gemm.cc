@@ -17,6 +17,8 @@ std::vector<TileChoice> all_tiles(OperandType type) {
   for (int tokens = 8; tokens <= narrow_tile(type); tokens += 8)
     tiles.push_back({tokens, row_tiles_of(type, tokens)});
   tiles.push_back({wide_tile(type), row_tiles_of(type, wide_tile(type))});
+  if (widest_tile(type) > wide_tile(type))
+    tiles.push_back({widest_tile(type), row_tiles_of(type, widest_tile(type))});
   return tiles;
 }
 

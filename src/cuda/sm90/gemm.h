@@ -17,25 +17,27 @@ namespace megamoe::sm90 {
 
 // A piece of a GEMM that a CTA computes at a time.
 struct TileChoice {
-  int tokens = 0;     // of a tile, a multiple of 8; of the widest where it is wide_tile()
-  int row_tiles = 0;  // of 64 weight rows. BF16 operands: 4, or 3 of wide tiles, or 1 and four warpgroups
-                      // share its K; FP8 operands: 4
+  int tokens = 0;     // of a tile, a multiple of 8; at most, where tiles are wide
+  int row_tiles = 0;  // of 64 weight rows. BF16 operands: 4, 3 or 2 of ever wider tiles, or 1 and four
+                      // warpgroups share its K; FP8 operands: 4
   friend bool operator==(const TileChoice&, const TileChoice&) = default;
 };
-// The widest whose accumulators leave four warpgroups enough registers; beyond, BF16 operands have three row
-// tiles and FP8 ones two warpgroups of two row tiles each.
+// The widest whose accumulators leave four warpgroups enough registers.
 constexpr int narrow_tile(OperandType type) { return type == OperandType::kBf16 ? 64 : 56; }
-// Beyond, tiles have the widths of their experts' rows, up to this.
+// Beyond, tiles have the widths of their experts' rows, up to this: that of three warpgroups where operands
+// are BF16, of two with two row tiles each where they are FP8;
 constexpr int wide_tile(OperandType type) { return type == OperandType::kBf16 ? 136 : 112; }
+// and for many rows, where operands are BF16, of two.
+constexpr int widest_tile(OperandType type) { return type == OperandType::kBf16 ? 256 : wide_tile(type); }
 
 // Of a tile that does not share K.
 constexpr int row_tiles_of(OperandType type, int tokens) {
-  return type == OperandType::kFp8 || tokens <= narrow_tile(type) ? 4 : 3;
+  return type == OperandType::kFp8 || tokens <= narrow_tile(type) ? 4 : tokens <= wide_tile(type) ? 3 : 2;
 }
 
 constexpr bool is_tile(OperandType type, const TileChoice& tile) {
   if (tile.row_tiles == 1) return type == OperandType::kBf16 && tile.tokens == 8;
-  const bool width = tile.tokens == wide_tile(type) ||
+  const bool width = tile.tokens == wide_tile(type) || tile.tokens == widest_tile(type) ||
                      (tile.tokens >= 8 && tile.tokens <= narrow_tile(type) && tile.tokens % 8 == 0);
   return width && tile.row_tiles == row_tiles_of(type, tile.tokens);
 }
@@ -90,7 +92,7 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 // The tile for a problem: a pure function of its size.
 // Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else a narrow tile
 // that is wide enough for most experts, whose rows scatter around their mean by its square root: one row too
-// many decodes the weights again. Where none is, the wide ones.
+// many decodes the weights again. Where none is, wide ones, and the widest where the next narrower would take two.
 constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
   if (rows <= 16) return {8, type == OperandType::kBf16 ? 1 : 4};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
@@ -98,7 +100,9 @@ constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int expert
   std::int64_t root = 1;
   while (root * root < mean) ++root;
   const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 6 / 5);
-  const int width = most <= narrow_tile(type) ? static_cast<int>((most + 7) / 8 * 8) : wide_tile(type);
+  const int width = most <= narrow_tile(type) ? static_cast<int>((most + 7) / 8 * 8)
+                    : mean <= wide_tile(type) ? wide_tile(type)
+                                              : widest_tile(type);
   return {width, row_tiles_of(type, width)};
 }
 

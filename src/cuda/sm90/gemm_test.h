@@ -36,11 +36,11 @@ struct RoutedRows {
 RoutedRows ragged_rows(std::int64_t rows, int experts, std::int64_t tokens, cuda::Random& random);
 
 inline std::vector<TileChoice> tiles_for(ActivationFormat format) { return all_tiles(operand_type(format)); }
-// One of each kind of tile. BF16: that shares K, of four row tiles, of three; FP8: of one row tile for each
+// One of each kind of tile. BF16: that shares K, of four row tiles, of three, of two; FP8: of one row tile for each
 // warpgroup, and of two.
 inline std::vector<TileChoice> tile_kinds(OperandType type) {
   if (type == OperandType::kFp8) return {{narrow_tile(type), 4}, {wide_tile(type), 4}};
-  return {{8, 1}, {narrow_tile(type), 4}, {wide_tile(type), 3}};
+  return {{8, 1}, {narrow_tile(type), 4}, {wide_tile(type), 3}, {widest_tile(type), 2}};
 }
 inline std::vector<TileChoice> tile_kinds(ActivationFormat format) {
   return tile_kinds(operand_type(format));

@@ -39,15 +39,16 @@ namespace megamoe::sm90 {
 // The widths of tiles that a kernel chooses from by an expert's rows, and how many CTAs fetch the tokens
 // together, which they multiply by different weights.
 struct TileWidths {
-  int widest, count, cluster;
+  int widest, count, step, cluster;
 
-  MEGAMOE_HD constexpr int width(int index) const { return widest - 8 * index; }
+  MEGAMOE_HD constexpr int width(int index) const { return widest - step * index; }
   // Tokens that each CTA fetches; those in the middle are fetched twice where they do not come out even.
   MEGAMOE_HD constexpr int share(int index) const { return (width(index) / cluster + 7) / 8 * 8; }
 };
 constexpr TileWidths tile_widths(OperandType type, int tokens) {
-  if (tokens <= narrow_tile(type)) return {tokens, 1, 1};
-  return {tokens, (tokens - narrow_tile(type)) / 8 + 1, 2};
+  if (tokens <= narrow_tile(type)) return {tokens, 1, 8, 1};
+  if (tokens <= wide_tile(type)) return {tokens, (tokens - narrow_tile(type)) / 8 + 1, 8, 2};
+  return {tokens, (tokens - wide_tile(type) - 1) / 16 + 1, 16, 2};
 }
 inline constexpr int kMostWidths = 10;
 
@@ -86,9 +87,9 @@ struct GemmConfig {
                                                       : 1;
   // Tokens whose accumulators are in shared memory together on their way to the epilogue; in one go where the
   // registers that hold them are wanted there.
-  static constexpr int kPassTokens = !kWide ? kTokens : kFp8 ? 32 : 48;
-  // Tokens of an item there: two help the few warps that FP8's sums leave room for.
-  static constexpr int kItemTokens = kFp8 && kWide ? 2 : 1;
+  static constexpr int kPassTokens = !kWide ? kTokens : kConsumers == 2 ? 32 : 48;
+  // Tokens of an item there: two help where there are few warps.
+  static constexpr int kItemTokens = kConsumers == 2 ? 2 : 1;
   // Weight tiles whose results meet in an epilogue: for FP8, where h has a scale for each 128 columns, all.
   static constexpr int kMeet = kFp8 ? kRowTiles : 1;
   static constexpr int kMeetThreads = kFp8 ? 128 * kConsumers : 128 * kSplit;
@@ -191,7 +192,8 @@ __device__ inline TokenTiles token_tiles(int rows) {
 // Which width is enough for so many rows.
 template <class Config>
 __device__ inline int width_for(int rows) {
-  return min((Config::kTokens - rows) / 8, Config::kWidths - 1);
+  constexpr TileWidths kWidths = Config::kOfTile;
+  return min((Config::kTokens - rows) / kWidths.step, kWidths.count - 1);
 }
 
 // The pieces of work of a CTA, or rather of a cluster's CTAs, which have theirs side by side along the weight

@@ -48,6 +48,8 @@ cudaError_t launch_width(int tokens, const GemmParams& params, const Epilogue& e
   };
   if (tokens == wide_tile(kType)) {
     one.template operator()<wide_tile(kType)>();
+  } else if (tokens == widest_tile(kType)) {
+    one.template operator()<widest_tile(kType)>();
   } else {
     (void)((tokens == 8 * (kEighths + 1) && (one.template operator()<8 * (kEighths + 1)>(), true)) || ...);
   }
