@@ -8,7 +8,7 @@ namespace megamoe {
 namespace {
 
 ActivationRows take_rows(Arena& arena, ActivationFormat format, std::int64_t rows, std::int64_t cols,
-                         std::int64_t experts) {
+                         std::int64_t experts, bool nvfp4_scales) {
   ActivationRows result{.format = format, .rows = rows, .cols = cols, .row_stride = cols};
   switch (format) {
     case ActivationFormat::kBf16: result.values = arena.take<bf16>(rows, cols); break;
@@ -19,8 +19,10 @@ ActivationRows take_rows(Arena& arena, ActivationFormat format, std::int64_t row
       break;
     }
     case ActivationFormat::kNvfp4:
-      result.codes = arena.take<std::uint8_t>(rows, cols / 2);
-      result.block_scales = arena.take<std::uint8_t>(rows, cols / kNvfp4Block);
+      if (!nvfp4_scales) {
+        result.codes = arena.take<std::uint8_t>(rows, cols / 2);
+        result.block_scales = arena.take<std::uint8_t>(rows, cols / kNvfp4Block);
+      }
       result.scales = arena.take<float>(rows);
       break;
   }
@@ -37,8 +39,11 @@ std::byte* Arena::take_bytes(std::int64_t rows, std::int64_t cols, std::int64_t 
 }
 
 PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOptions& options,
-                         std::int64_t tokens, bool x_per_row, bool shared) {
+                         std::int64_t tokens, const BufferNeeds& needs) {
   const std::int64_t rows = checked_mul(tokens, config.top_k);
+  const auto take = [&](ActivationFormat format, std::int64_t count, std::int64_t cols) {
+    return take_rows(arena, format, count, cols, config.num_experts, needs.nvfp4_scales);
+  };
   PassBuffers b;
   b.routing = {.tokens = tokens, .top_k = config.top_k, .num_experts = config.num_experts};
   b.routing.offsets = arena.take<std::int64_t>(config.num_experts + 1);
@@ -46,16 +51,15 @@ PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOpti
   b.routing.row_to_slot = arena.take<std::int32_t>(rows);
   if (options.activations == ActivationFormat::kNvfp4) b.amax = arena.take<float>(rows);
   if (options.activations != ActivationFormat::kBf16) {
-    b.x = take_rows(arena, options.activations, x_per_row ? rows : tokens, config.hidden, config.num_experts);
+    b.x = take(options.activations, needs.x_per_row ? rows : tokens, config.hidden);
   }
   if (!options.h_fused()) {
-    b.h_bf16 = take_rows(arena, ActivationFormat::kBf16, rows,
-                         config.intermediate * (options.l1 == L1Output::kInterleavedBf16 ? 2 : 1),
-                         config.num_experts);
+    b.h_bf16 = take(ActivationFormat::kBf16, rows,
+                    config.intermediate * (options.l1 == L1Output::kInterleavedBf16 ? 2 : 1));
   }
-  b.h = take_rows(arena, options.activations, rows, config.intermediate, config.num_experts);
+  b.h = take(options.activations, rows, config.intermediate);
   b.expert_out = arena.take<float>(rows, config.hidden);
-  if (shared) b.shared_out = arena.take<float>(tokens, config.hidden);
+  if (needs.shared) b.shared_out = arena.take<float>(tokens, config.hidden);
   return b;
 }
 

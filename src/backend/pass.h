@@ -60,10 +60,15 @@ struct PassBuffers {
   float* expert_out = nullptr;  // [rows, H]
   float* shared_out = nullptr;  // [tokens, H]
 };
-// The size query and the pass walk this same code. `x_per_row`: quantised x has a row for each routed row,
-// not for each token.
+// What a backend wants of them.
+struct BufferNeeds {
+  bool x_per_row = false;     // quantised x has a row for each routed row, not for each token
+  bool shared = false;        // there is a shared expert
+  bool nvfp4_scales = false;  // NVFP4 rows have tensor scales alone: the backend keeps the rest elsewhere
+};
+// The size query and the pass walk this same code.
 PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOptions& options,
-                         std::int64_t tokens, bool x_per_row, bool shared);
+                         std::int64_t tokens, const BufferNeeds& needs);
 
 // GPU memory starts at such an address.
 inline constexpr std::int64_t kDeviceAlignment = 256;

@@ -15,6 +15,7 @@
 //           the code.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
 #include <cstdint>
@@ -57,6 +58,22 @@ __device__ inline float scale_of_e4m3(std::uint8_t code) {
   // Exponent and mantissa in an FP16's place are the value times 2^-8, subnormals too.
   const __half_raw half{static_cast<unsigned short>(code << 7)};
   return __half2float(__half(half)) * 256.0f;
+}
+
+// What a code stands for under its block's scale: exact, and exact in BF16.
+__device__ inline float decode_e2m1(std::uint32_t code, float scale) {
+  // The magnitude's bits on the border of exponent and mantissa are the value times 2^-126.
+  return __fmul_rn(__uint_as_float((code & 7u) << 22 | (code & 8u) << 28) * 0x1p126f, scale);
+}
+// Two of them, of adjacent codes.
+__device__ inline std::uint32_t decode_pair(std::uint32_t codes, float scale) {
+  const __nv_bfloat162 pair =
+      __floats2bfloat162_rn(decode_e2m1(codes, scale), decode_e2m1(codes >> 4, scale));
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+// The scale that decodes a block: NaN where it was not finite.
+__device__ inline float decoding_scale(std::uint8_t code) {
+  return code == kE4M3NaN ? __uint_as_float(0x7FC00000u) : scale_of_e4m3(code);
 }
 
 // Four values to E4M3 under the scale d of their group, as numerics/fp8_tile.h defines; the first in the low

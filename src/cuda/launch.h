@@ -37,11 +37,12 @@ cudaError_t launch_either(bool early, int cluster, void (*kernel)(Params...), st
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
-// Put first into a kernel for launch_early(): the next one may begin now; wait for the one before.
+// Put first into a kernel for launch_early(): wait for the one before; then the next one may begin, so that
+// it finds done, even before it waits itself, whatever came before this kernel.
 __device__ inline void await_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 

@@ -58,7 +58,30 @@ __device__ void load_held(const Source& source, std::int64_t row, int blocks,
   }
 }
 
-template <class Source, bool kDynamic>
+// One block of a row, as codes and scale or decoded.
+template <bool kDecoded>
+__device__ void store_block(const Nvfp4Out& out, std::int64_t row, int block, int blocks,
+                            const EncodedBlock& encoded) {
+  if constexpr (kDecoded) {
+    const float scale = decoding_scale(encoded.scale.code);
+    std::uint32_t words[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      words[i] = decode_pair((i < 4 ? encoded.codes.x : encoded.codes.y) >> (i % 4 * 8), scale);
+    for (int copy = 0; copy < out.copies; ++copy) {
+      const std::int64_t to = out.slot_to_row == nullptr ? row : out.slot_to_row[row * out.copies + copy];
+      if (to < 0) continue;
+      auto* at = reinterpret_cast<uint4*>(out.values) + (to * blocks + block) * 2;
+      at[0] = make_uint4(words[0], words[1], words[2], words[3]);
+      at[1] = make_uint4(words[4], words[5], words[6], words[7]);
+    }
+  } else {
+    __stcs(reinterpret_cast<uint2*>(out.codes) + row * blocks + block, encoded.codes);
+    out.scales[row * blocks + block] = encoded.scale.code;
+  }
+}
+
+template <class Source, bool kDynamic, bool kDecoded>
 __global__ void __launch_bounds__(kMaxThreads)
     quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
                     const __grid_constant__ Nvfp4Out out) {
@@ -84,8 +107,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   int saturated = 0;
   bool all_fast = true;
   const auto store = [&](int block, const EncodedBlock& encoded) {
-    __stcs(reinterpret_cast<uint2*>(out.codes) + row * blocks + block, encoded.codes);
-    out.scales[row * blocks + block] = encoded.scale.code;
+    store_block<kDecoded>(out, row, block, blocks, encoded);
     saturated += encoded.scale.saturated;
   };
   visit_blocks(source, row, blocks, held, [&](int block, const auto& values) {
@@ -115,11 +137,15 @@ cudaError_t launch_quantize(const Source& source, const RowCount& rows, std::int
   } else if (!(out.constant > 0.0f)) {
     return cudaErrorInvalidValue;
   }
-  if (cols % kNvfp4Block != 0 || cols > INT32_MAX || !aligned_to(out.codes, 8)) return cudaErrorInvalidValue;
+  if (cols % kNvfp4Block != 0 || cols > INT32_MAX || !aligned_to(out.codes, 8) || !aligned_to(out.values, 16))
+    return cudaErrorInvalidValue;
   if (cols == 0) return cudaSuccess;
   const int blocks = static_cast<int>(cols / kNvfp4Block);
+  const bool dynamic = mode == TensorScales::kDynamicRow, decoded = out.values != nullptr;
   const auto kernel =
-      mode == TensorScales::kDynamicRow ? quantize_kernel<Source, true> : quantize_kernel<Source, false>;
+      dynamic   ? (decoded ? quantize_kernel<Source, true, true> : quantize_kernel<Source, true, false>)
+      : decoded ? quantize_kernel<Source, false, true>
+                : quantize_kernel<Source, false, false>;
   return launch_early(kernel, rows.most, threads_for(cols), 0, stream, source, rows.actual, blocks, out);
 }
 
@@ -189,17 +215,13 @@ __global__ void __launch_bounds__(256)
                      from = x.row_map == nullptr ? at : x.row_map[row] * blocks + at % blocks;
   const float g = x.tensor_scales == nullptr ? 1.0f : x.tensor_scales[x.one_tensor_scale ? 0 : from / blocks];
   const std::uint8_t byte = x.scales[from];
-  float scale = scale_of_e4m3(byte & 0x7Fu);
-  if ((byte & 0x7Fu) == kE4M3NaN) scale = __uint_as_float(0x7FC00000u);
+  float scale = decoding_scale(byte & 0x7Fu);
   if (byte & 0x80u) scale = -scale;
   const uint2 codes = reinterpret_cast<const uint2*>(x.codes)[from];
   float values[kNvfp4Block];
 #pragma unroll
   for (int i = 0; i < kNvfp4Block; ++i) {
-    // The magnitude's bits on the border of exponent and mantissa are the value times 2^-126.
-    const std::uint32_t code = (i < 8 ? codes.x : codes.y) >> (i % 8 * 4);
-    const float element = __uint_as_float((code & 7u) << 22 | (code & 8u) << 28) * 0x1p126f;
-    values[i] = __fmul_rn(__fmul_rn(element, scale), g);  // the first is exact
+    values[i] = __fmul_rn(decode_e2m1((i < 8 ? codes.x : codes.y) >> (i % 8 * 4), scale), g);
   }
   constexpr int kVectors = kF32 ? 4 : 2;
 #pragma unroll

@@ -36,13 +36,19 @@ struct ElementRows {
   std::int64_t row_stride = 0;  // elements from row to row
 };
 
-// An NVFP4 result. `codes` must be 8-byte aligned.
+// An NVFP4 result: codes and scales, or what they stand for.
 struct Nvfp4Out {
-  std::uint8_t* codes = nullptr;            // [rows, cols / 2]
+  std::uint8_t* codes = nullptr;            // [rows, cols / 2], 8-byte aligned
   std::uint8_t* scales = nullptr;           // [rows, cols / 16]
   float* tensor_scales = nullptr;           // [rows]: read where they are given, else written
   unsigned long long* saturated = nullptr;  // blocks cut to 448 are added here; may be null
   float constant = 0.0f;                    // kConstant: the tensor scale of every row
+  // Not null: instead of codes and scales their products, without the tensor scale exact in BF16 [*, cols],
+  // 16-byte aligned; of each row as many copies as slot_to_row [rows, copies] has rows that are not negative,
+  // there; or, with null, one at the row itself.
+  bf16* values = nullptr;
+  const std::int32_t* slot_to_row = nullptr;
+  int copies = 1;
 };
 
 enum class TensorScales {

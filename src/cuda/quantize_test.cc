@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "base/parallel.h"
 #include "cuda/gpu_test.h"
@@ -571,6 +572,63 @@ TEST_F(QuantizeTest, ActivatesThenQuantizes) {
             "testing swiglu_quantize");
         SCOPED_TRACE(to_string(activation.kind));
         expect_same(out.download(), quantize_on_cpu(h, rows, cols, cols, given));
+      }
+    }
+  }
+}
+
+// Decoded rows are what codes and scales stand for, each copy at its row; nothing else is written.
+TEST_F(QuantizeTest, DecodesWhatItMade) {
+  Random random(9);
+  const std::int64_t rows = 23;
+  for (const std::int64_t cols : {16, 272, 4096, 20000}) {
+    for (const int copies : {0, 1, 3}) {  // 0: no map
+      for (const bool dynamic : {false, true}) {
+        SCOPED_TRACE(::testing::Message()
+                     << cols << " columns, " << copies << " copies, dynamic " << dynamic);
+        const int poison = dynamic ? 0x7F : 0xFF;
+        std::vector<bf16> x(size(rows * cols));
+        for (bf16& value : x) value = to_bf16(any_value(random, true));
+        const std::vector<float> given = dynamic ? std::vector<float>() : some_scales(random, rows);
+        const Quantized coded = quantize_on_cpu(x, rows, cols, cols, given);
+        // Rows in any order, some of them nobody's.
+        const std::int64_t places = rows * std::max(copies, 1) + 5;
+        std::vector<std::int32_t> order(size(places)), map(size(rows * copies), -1);
+        std::iota(order.begin(), order.end(), 0);
+        for (std::size_t i = order.size(); i > 1; --i)
+          std::swap(order[i - 1], order[size(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
+        std::vector<bf16> want(size(places * cols));
+        std::memset(static_cast<void*>(want.data()), poison, want.size() * sizeof(bf16));
+        const auto copy_to = [&](std::int64_t row, std::int64_t place) {
+          for (std::int64_t k = 0; k < cols; ++k) {
+            const std::size_t at = size(row * cols + k);
+            const auto code = static_cast<std::uint8_t>(coded.codes[at / 2] >> (at % 2 * 4) & 0xF);
+            want[size(place * cols + k)] = to_bf16(decode_e2m1(code) * decode_e4m3(coded.scales[at / 16]));
+          }
+        };
+        for (std::int64_t r = 0; r < rows; ++r) {
+          if (copies == 0) copy_to(r, r);
+          for (int c = 0; c < copies; ++c) {
+            if (random.integer(0, 4) == 0) continue;
+            map[size(r * copies + c)] = order[size(r * copies + c)];
+            copy_to(r, order[size(r * copies + c)]);
+          }
+        }
+        const DeviceArray<bf16> d_x(x);
+        const DeviceArray<std::int32_t> d_map(map);
+        const Output<bf16> values(places * cols, poison);
+        const DeviceOut coded_out(rows, 0, poison, given);
+        Nvfp4Out out = coded_out.out();
+        out.codes = out.scales = nullptr;
+        out.values = values.data();
+        if (copies > 0) out.slot_to_row = d_map.data(), out.copies = copies;
+        cuda_check(quantize({ElementType::kBf16, d_x.data(), cols}, nullptr, rows, cols,
+                            dynamic ? TensorScales::kDynamicRow : TensorScales::kGiven, out, nullptr),
+                   "testing quantize");
+        EXPECT_TRUE(same_numbers(values.download(), want));
+        const Quantized rest = coded_out.download();
+        EXPECT_TRUE(same_bytes(rest.tensor_scales, coded.tensor_scales));
+        EXPECT_EQ(rest.saturated, coded.saturated);
       }
     }
   }

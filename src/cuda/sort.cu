@@ -10,7 +10,7 @@
 namespace megamoe::cuda {
 namespace {
 
-constexpr int kMaxWarps = 32;
+constexpr int kMaxWarps = 32, kFewWarps = 4;
 constexpr int kCounts = 8192;     // of a CTA: one for each warp and expert
 constexpr int kBatch = 4;         // times 32 pairs, whose loads are under way together
 constexpr int kPartPairs = 2048;  // at least, where there are several parts
@@ -24,7 +24,10 @@ struct Plan {
 };
 
 Plan plan_for(std::int64_t pairs, int experts) {
-  const std::int64_t warps = kCounts / experts < kMaxWarps ? kCounts / experts : kMaxWarps;
+  // Every warp has counts to add up: no more of them than there is work for.
+  const std::int64_t most_warps = kCounts / experts < kMaxWarps ? kCounts / experts : kMaxWarps;
+  const std::int64_t useful = pairs <= 32 * kFewWarps ? kFewWarps : (pairs + 31) / 32;
+  const std::int64_t warps = useful < most_warps ? useful : most_warps;
   const std::int64_t parts = pairs <= 2 * kPartPairs ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
   const std::int64_t capped = parts < kMaxParts ? parts : kMaxParts;
   const std::int64_t piece = ((pairs + capped * warps - 1) / (capped * warps) + 31) / 32 * 32;

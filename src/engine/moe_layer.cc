@@ -130,8 +130,8 @@ struct Workspace : PassBuffers {
 Workspace lay_out(const LayerWeights& weights, const PassOptions& options, std::int64_t tokens,
                   std::byte* base) {
   Arena arena(base, kCacheLine);
-  Workspace w{
-      take_buffers(arena, weights.config, options, tokens, options.x_per_row(), weights.shared.present)};
+  Workspace w{take_buffers(arena, weights.config, options, tokens,
+                           {.x_per_row = options.x_per_row(), .shared = weights.shared.present})};
   w.ids = arena.take<std::int32_t>(tokens, weights.config.top_k);
   w.weights = arena.take<float>(tokens, weights.config.top_k);
   w.bytes = arena.used();

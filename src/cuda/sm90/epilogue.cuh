@@ -20,12 +20,13 @@ namespace megamoe::sm90 {
 struct HiddenOut {
   L1Output mode;
   int intermediate;
-  __nv_bfloat16* values;          // kInterleavedBf16 [R, 2I], kCompactBf16 [R, I]
-  std::uint8_t* codes;            // kNvfp4 [R, I / 2]; kFp8: as fp8_rows.h says
-  std::uint8_t* block_scales;     // kNvfp4 [R, I / 16]
-  const float* tensor_scales;     // kNvfp4 [R]: of each row of h
-  float* fp8_scales;              // kFp8: as fp8_rows.h says
-  std::int64_t fp8_pitch;         // of fp8_scales
+  __nv_bfloat16* values;       // kInterleavedBf16 [R, 2I], kCompactBf16 [R, I]; kNvfp4: null, or [R, I] for
+                               // what codes and scales stand for, instead of them
+  std::uint8_t* codes;         // kNvfp4 [R, I / 2]; kFp8: as fp8_rows.h says
+  std::uint8_t* block_scales;  // kNvfp4 [R, I / 16]
+  const float* tensor_scales;  // kNvfp4 [R]: of each row of h
+  float* fp8_scales;           // kFp8: as fp8_rows.h says
+  std::int64_t fp8_pitch;      // of fp8_scales
   unsigned long long* saturated;  // counts blocks cut to 448, or null
 
   __device__ float tensor_scale(std::int64_t row) const {
@@ -55,12 +56,16 @@ struct HiddenOut {
         }
       }
     }
-    *reinterpret_cast<std::uint16_t*>(codes + row * (intermediate / 2) + col / 2) =
-        static_cast<std::uint16_t>(word);
-    if (col % 16 == 0) {
-      block_scales[row * (intermediate / 16) + col / 16] = scale.code;
-      if (scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
+    if (values != nullptr) {
+      const float decoding = cuda::decoding_scale(scale.code);
+      *reinterpret_cast<uint2*>(values + row * intermediate + col) =
+          make_uint2(cuda::decode_pair(word, decoding), cuda::decode_pair(word >> 8, decoding));
+    } else {
+      *reinterpret_cast<std::uint16_t*>(codes + row * (intermediate / 2) + col / 2) =
+          static_cast<std::uint16_t>(word);
+      if (col % 16 == 0) block_scales[row * (intermediate / 16) + col / 16] = scale.code;
     }
+    if (col % 16 == 0 && scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
   }
 
   // The same to E4M3. A group of 128 columns lies in the lanes of a warp; columns beyond the last are zero.

@@ -86,10 +86,18 @@ cudaError_t describe_tokens(const ActivationRows& tokens, int experts, int tile_
 
 // BF16 rows in expert order: the tokens themselves, or made of them at `workspace`. NVFP4 tokens are decoded
 // here, once and without their tensor scales, rather than by every tile that reads them.
-cudaError_t order_tokens(const GroupedInput& in, cudaStream_t stream, ActivationRows* ordered) {
+// `launched`: there was something to do.
+cudaError_t order_tokens(const GroupedInput& in, cudaStream_t stream, ActivationRows* ordered,
+                         bool* launched) {
   *ordered = in.tokens;
+  *launched = false;
   if (in.tokens.format == ActivationFormat::kFp8) return cudaSuccess;
   if (in.tokens.format == ActivationFormat::kBf16 && in.gather == nullptr) return cudaSuccess;
+  if (in.tokens.format == ActivationFormat::kNvfp4 && in.decoded) {
+    *ordered = {.rows = in.max_rows, .cols = in.cols, .row_stride = in.cols, .values = in.tokens.values};
+    return cudaSuccess;
+  }
+  *launched = true;
   auto* made = static_cast<bf16*>(in.workspace);
   const cuda::RowCount rows(in.max_rows, in.offsets + in.experts);
   *ordered = {.rows = in.max_rows, .cols = in.cols, .row_stride = in.cols, .values = made};
@@ -119,7 +127,10 @@ cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogu
   params.experts = in.experts;
   if ((in.max_rows / tile.tokens + in.experts) * params.tiles > INT32_MAX) return cudaErrorInvalidValue;
   ActivationRows tokens;
-  if (const cudaError_t status = order_tokens(in, stream, &tokens); status != cudaSuccess) return status;
+  bool launched = false;
+  if (const cudaError_t status = order_tokens(in, stream, &tokens, &launched); status != cudaSuccess)
+    return status;
+  params.offsets_settled = in.offsets_settled || launched;
   if (const cudaError_t status = describe_tokens(tokens, in.experts, tile.tokens, &params);
       status != cudaSuccess) {
     return status;
@@ -142,7 +153,8 @@ cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
   HiddenOut out{};
   out.mode = call.mode;
   out.intermediate = static_cast<int>(call.in.weight_rows);
-  out.values = reinterpret_cast<__nv_bfloat16*>(call.out.values);
+  if (call.mode != L1Output::kNvfp4 || call.decode_out)
+    out.values = reinterpret_cast<__nv_bfloat16*>(call.out.values);
   out.codes = call.out.codes;
   out.block_scales = call.out.block_scales;
   out.tensor_scales = call.out.scales;

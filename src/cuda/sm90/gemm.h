@@ -58,9 +58,15 @@ struct GroupedInput {
   // Tokens; `rows` and `cols` count. BF16: rows at multiples of 16 bytes. NVFP4: contiguous, scales are the
   // tensor scales [*]. FP8: as fp8_rows.h says, and no `gather`.
   ActivationRows tokens;
+  // NVFP4: instead of codes and block scales, tokens.values [max_rows, cols] has the routed rows, decoded but
+  // for their tensor scales, which lie as `gather` says.
+  bool decoded = false;
   const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
   void* workspace = nullptr;             // gemm_workspace_bytes(), 256-byte aligned; free after the call
-  TileChoice tile = {};                  // {}: choose_tile()
+  // The kernel ahead in the stream waits for the one before it (await_previous_kernel) and writes neither
+  // offsets nor weights: those are read while it runs.
+  bool offsets_settled = false;
+  TileChoice tile = {};  // {}: choose_tile()
 };
 
 // Bytes that a GEMM of at most max_rows rows needs at `workspace`; 0 where it needs none. `gathers`: it is
@@ -75,8 +81,9 @@ struct Gemm1 {
   const float* gate_bias = nullptr;      // [experts, I] or null
   const float* up_bias = nullptr;        // [experts, I] or null
   L1Output mode = L1Output::kCompactBf16;
-  ActivationRows out;  // as PreparedLayer::gemm1 says; kFp8, which FP8 tokens alone make:
-                       // as fp8_rows.h says, for in.max_rows rows
+  ActivationRows out;       // as PreparedLayer::gemm1 says; kFp8, which FP8 tokens alone make:
+                            // as fp8_rows.h says, for in.max_rows rows
+  bool decode_out = false;  // kNvfp4: into out.values [rows, I], as GroupedInput::decoded says
   unsigned long long* saturated = nullptr;  // blocks of h cut to 448 are added here; may be null
 };
 cudaError_t gemm1(const Gemm1& call, cudaStream_t stream);
@@ -92,7 +99,8 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 // The tile for a problem: a pure function of its size.
 // Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else a narrow tile
 // that is wide enough for most experts, whose rows scatter around their mean by its square root: one row too
-// many decodes the weights again. Where none is, wide ones, and the widest where the next narrower would take two.
+// many decodes the weights again. Where none is, wide ones, and the widest where the next narrower would take
+// two.
 constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
   if (rows <= 16) return {8, type == OperandType::kBf16 ? 1 : 4};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread

@@ -5,6 +5,9 @@
 
 #include "cuda/sm90/gemm_test.h"
 #include "cuda/sm90/pack.h"
+#include "numerics/bf16.h"
+#include "numerics/e2m1.h"
+#include "numerics/e4m3.h"
 
 namespace megamoe::sm90 {
 namespace {
@@ -31,6 +34,16 @@ std::vector<T> used_rows(const Output<T>& output, std::int64_t rows, std::int64_
   EXPECT_EQ(std::memcmp(values.data() + rows * width, untouched.data(), untouched.size()), 0)
       << "rows behind the last expert's were written";
   values.resize(size(rows * width));
+  return values;
+}
+
+// NVFP4 rows but for their tensor scales: exact in BF16.
+std::vector<bf16> decode(const testing::Rows& rows) {
+  std::vector<bf16> values(size(rows.rows * rows.cols));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto code = static_cast<std::uint8_t>(rows.codes[i / 2] >> (i % 2 * 4) & 0xF);
+    values[i] = to_bf16(decode_e2m1(code) * decode_e4m3(rows.block_scales[i / 16]));
+  }
   return values;
 }
 
@@ -92,6 +105,22 @@ class DeviceRows {
     rows.codes = codes_.data();
     rows.block_scales = block_scales_.data();
     rows.scales = scales_.data();
+  }
+
+  // NVFP4: decoded, in the order of the routed rows, with room for max_rows, instead of codes and block
+  // scales.
+  void decode_all(const testing::Rows& host, const RoutedRows& routed,
+                  const std::vector<std::int32_t>& gather, std::int64_t max_rows) {
+    const std::vector<bf16> from = decode(host);
+    std::vector<bf16> routed_rows;
+    for (std::int64_t r = 0; r < routed.rows(); ++r) {
+      const auto row = from.begin() + (gather.empty() ? r : gather[size(r)]) * host.cols;
+      routed_rows.insert(routed_rows.end(), row, row + host.cols);
+    }
+    routed_rows.resize(size(max_rows * host.cols), bf16{0x7FC0});
+    values_ = DeviceArray<bf16>(routed_rows);
+    rows.values = values_.data();
+    rows.codes = rows.block_scales = nullptr;
   }
 
   ActivationRows rows;
@@ -200,16 +229,21 @@ HiddenResult DeviceLayer::gemm1(const testing::Rows& x, const RoutedRows& routed
   const std::int64_t width = mode == L1Output::kInterleavedBf16 ? 2 * intermediate : intermediate;
   // FP8 comes in expert order.
   const std::vector<std::int32_t> none, &gather = x.format == ActivationFormat::kFp8 ? none : routed.gather;
-  const DeviceRows tokens(x, options.strided, routed, routed.gather);
-  const Output<bf16> values(fp4 || fp8 ? 0 : all * width, options.poison);
-  const std::int64_t code_width = fp4 ? intermediate / 2 : fp8 ? fp8_width(intermediate) : 0;
+  DeviceRows tokens(x, options.strided, routed, routed.gather);
+  const bool decode_x = options.decoded && x.format == ActivationFormat::kNvfp4;
+  const bool decode_h = options.decoded && fp4;
+  const Output<bf16> values((fp4 && !decode_h) || fp8 ? 0 : all * width, options.poison);
+  const std::int64_t code_width = decode_h ? 0 : fp4 ? intermediate / 2 : fp8 ? fp8_width(intermediate) : 0;
   const Output<std::uint8_t> codes(all * code_width, options.poison),
-      block_scales(fp4 ? all * intermediate / 16 : 0, options.poison);
+      block_scales(fp4 && !decode_h ? all * intermediate / 16 : 0, options.poison);
   const DeviceArray<float> scales(h_scales);
   const DeviceArray<unsigned long long> saturated(std::vector<unsigned long long>{100});
   Gemm1 call;
   call.in = input(*first_, x.format, routed, options);
+  if (decode_x) tokens.decode_all(x, routed, routed.gather, call.in.max_rows);
   call.in.tokens = tokens.rows;
+  call.in.decoded = decode_x;
+  call.decode_out = decode_h;
   const std::int64_t pitch = fp8_pitch(call.in.max_rows, routed.experts()),
                      groups = fp8 ? code_width / 128 : 0;
   const Output<float> fp8_scales(groups * pitch, options.poison);
@@ -236,7 +270,10 @@ HiddenResult DeviceLayer::gemm1(const testing::Rows& x, const RoutedRows& routed
   cuda_check(cudaDeviceSynchronize(), "testing the first GEMM");
   routing.check();
   HiddenResult result{testing::Rows(call.out.format, rows, width, 0), saturated.download()[0] - 100};
-  if (fp4) {
+  if (decode_h) {
+    result.h = testing::Rows(ActivationFormat::kBf16, rows, width, 0);
+    result.h.values = used_rows(values, rows, width, options.poison);
+  } else if (fp4) {
     result.h.codes = used_rows(codes, rows, intermediate / 2, options.poison);
     result.h.block_scales = used_rows(block_scales, rows, intermediate / 16, options.poison);
     result.h.scales = h_scales;
@@ -281,6 +318,8 @@ std::vector<std::vector<float>> DeviceLayer::gemm2_in_a_row(const std::vector<te
   std::vector<Output<float>> outputs;
   for (const testing::Rows& one : h) {
     tokens.emplace_back(one, options.strided, routed, std::vector<std::int32_t>());
+    call.in.decoded = options.decoded && one.format == ActivationFormat::kNvfp4;
+    if (call.in.decoded) tokens.back().decode_all(one, routed, {}, call.in.max_rows);
     outputs.emplace_back((rows + kRowsBehind) * config_.hidden, options.poison);
   }
   for (std::size_t i = 0; i < h.size(); ++i) {
@@ -326,6 +365,12 @@ void expect_same(const HiddenResult& got, const HiddenResult& want) {
   EXPECT_TRUE(cuda::same_bytes(got.h.block_scales, want.h.block_scales));
   EXPECT_TRUE(cuda::same_bytes(got.h.scales, want.h.scales));
   EXPECT_EQ(got.saturated, want.saturated);
+}
+
+HiddenResult decoded(const HiddenResult& coded) {
+  HiddenResult result{testing::Rows(ActivationFormat::kBf16, coded.h.rows, coded.h.cols, 0), coded.saturated};
+  result.h.values = decode(coded.h);
+  return result;
 }
 
 void expect_equal(const testing::Verdict& v) {

@@ -72,6 +72,8 @@ void run_case(const Case& c, const Judge& judge) {
                                     << c.options.tile);
   GemmOptions again = c.options;
   again.poison ^= 0xFF;
+  GemmOptions with_decoded = again;
+  with_decoded.decoded = true;
   for (const ActivationFormat format : kFormats) {
     if (c.options.tile != TileChoice{} && !is_tile(operand_type(format), c.options.tile)) continue;
     const Rows x =
@@ -82,6 +84,10 @@ void run_case(const Case& c, const Judge& judge) {
       const std::vector<float> scales = testing::h_scales(rows, c.seed + 1);
       const HiddenResult result = c.layer.gemm1(x, c.routed, mode, scales, c.options);
       expect_same(c.layer.gemm1(x, c.routed, mode, scales, again), result);
+      if (format == ActivationFormat::kNvfp4 || mode == L1Output::kNvfp4) {
+        expect_same(c.layer.gemm1(x, c.routed, mode, scales, with_decoded),
+                    mode == L1Output::kNvfp4 ? decoded(result) : result);
+      }
       if (mode == L1Output::kCompactBf16) compact = result;
       if (mode == L1Output::kFp8) {
         expect_same(result, as_fp8(compact.h));
@@ -94,6 +100,9 @@ void run_case(const Case& c, const Judge& judge) {
     const Rows h = testing::wide_rows(format, rows, config.intermediate, c.operands, c.seed + 2);
     const std::vector<float> y = c.layer.gemm2(h, c.routed, c.options);
     EXPECT_TRUE(cuda::same_bytes(c.layer.gemm2(h, c.routed, again), y)) << "when run again";
+    if (format == ActivationFormat::kNvfp4) {
+      EXPECT_TRUE(cuda::same_bytes(c.layer.gemm2(h, c.routed, with_decoded), y)) << "decoded";
+    }
     judge(check_gemm2(second_call(c.weights, h, c.routed), y.data(), c.samples), format, false, true);
   }
 }
@@ -197,7 +206,6 @@ TEST(TileChoices, AreTilesThatThereAreAndFitTheRows) {
   for (const OperandType type : {OperandType::kBf16, OperandType::kFp8}) {
     const std::vector<TileChoice> tiles = all_tiles(type);
     for (const TileChoice& kind : tile_kinds(type)) EXPECT_EQ(std::ranges::count(tiles, kind), 1) << kind;
-    const double widest = wide_tile(type);
     std::vector<bool> chosen(tiles.size());
     for (const int experts : {1, 2, 3, 4, 7, 16, 60, 128, 256, 384, 1023, 1024}) {
       for (const std::int64_t rows : numbers) {
@@ -214,8 +222,12 @@ TEST(TileChoices, AreTilesThatThereAreAndFitTheRows) {
         const double mean =
             std::ceil(static_cast<double>(rows) / static_cast<double>(std::min<std::int64_t>(rows, experts)));
         const double root = std::sqrt(mean), one_more = mean + root, two_more = mean + 2 * std::ceil(root);
-        const int narrower = tile.tokens == widest ? narrow_tile(type) : tile.tokens - 8;
-        if (tile.tokens < widest) {
+        if (tile.tokens == widest_tile(type) && widest_tile(type) > wide_tile(type)) {
+          ASSERT_GT(mean, wide_tile(type)) << tile << " for " << rows << " rows of " << experts << " experts";
+          continue;
+        }
+        const int narrower = tile.tokens == wide_tile(type) ? narrow_tile(type) : tile.tokens - 8;
+        if (tile.tokens < wide_tile(type)) {
           ASSERT_LE(one_more, tile.tokens) << tile << " for " << rows << " rows of " << experts << " experts";
         }
         ASSERT_LT(narrower, two_more) << tile << " for " << rows << " rows of " << experts << " experts";
@@ -296,8 +308,9 @@ TEST_F(GemmTest, EveryTileOverEveryShape) {
 // Experts with every number of rows that makes a width of its own, one row fewer than that, and more than one
 // tile; the weight rows end in the middle of what a cluster's CTAs share.
 TEST_F(GemmTest, WideTilesOfEveryWidth) {
-  for (const OperandType type : {OperandType::kBf16, OperandType::kFp8}) {
-    const std::int64_t widest = wide_tile(type);
+  for (const auto& [type, widest] : {std::pair{OperandType::kBf16, wide_tile(OperandType::kBf16)},
+                                     std::pair{OperandType::kBf16, widest_tile(OperandType::kBf16)},
+                                     std::pair{OperandType::kFp8, widest_tile(OperandType::kFp8)}}) {
     RoutedRows routed{{0}, {}};
     std::vector<std::int64_t> counts = {0, widest + 1, 2 * widest + 1, 3 * widest};
     for (std::int64_t width = 8; width <= widest; width += 8)
@@ -306,11 +319,10 @@ TEST_F(GemmTest, WideTilesOfEveryWidth) {
     for (std::size_t i = counts.size(); i > 1; --i)
       std::swap(counts[i - 1], counts[size(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
     for (const std::int64_t count : counts) routed.offsets.push_back(routed.offsets.back() + count);
-    const std::int64_t experts = routed.experts();
     std::uint64_t seed = 1;
     for (const Operands operands : {Operands::kExact, Operands::kRandom}) {
-      const auto weights = testing::wide_layer(testing::make_config(272, 208, experts, 1, kActivations[0]),
-                                               operands, true, seed);
+      const auto weights = testing::wide_layer(
+          testing::make_config(272, 208, routed.experts(), 1, kActivations[0]), operands, true, seed);
       const DeviceLayer layer(weights->weights);
       run_case({.weights = weights->weights,
                 .layer = layer,
@@ -318,8 +330,7 @@ TEST_F(GemmTest, WideTilesOfEveryWidth) {
                 .routed = routed,
                 .tokens = 0,
                 .samples = 200000,
-                .options = {.tile = {wide_tile(type), row_tiles_of(type, wide_tile(type))},
-                            .max_rows = routed.rows() + 100},
+                .options = {.tile = {widest, row_tiles_of(type, widest)}, .max_rows = routed.rows() + 100},
                 .seed = ++seed},
                [&](const Verdict& v, ActivationFormat, bool, bool) {
                  operands == Operands::kExact ? expect_equal_sums(v) : expect_close(v);
@@ -460,7 +471,7 @@ TEST_F(GemmTest, RefusesTilesThatThereAreNot) {
   const auto weights = testing::wide_layer(testing::make_config(64, 32, 1, 1), Operands::kRandom, false, 1);
   const DeviceLayer layer(weights->weights);
   for (const ActivationFormat format : kFormats) {
-    const int wider = wide_tile(operand_type(format)) + 8;
+    const int wider = widest_tile(operand_type(format)) + 8;
     for (const TileChoice& tile :
          {TileChoice{12, 4}, {16, 1}, {wider, 3}, {wider, 4}, {wider - 16, 3}, {wider - 16, 4}}) {
       const Rows h = testing::wide_rows(format, 5, 32, Operands::kRandom, 1);

@@ -36,8 +36,8 @@ struct RoutedRows {
 RoutedRows ragged_rows(std::int64_t rows, int experts, std::int64_t tokens, cuda::Random& random);
 
 inline std::vector<TileChoice> tiles_for(ActivationFormat format) { return all_tiles(operand_type(format)); }
-// One of each kind of tile. BF16: that shares K, of four row tiles, of three, of two; FP8: of one row tile for each
-// warpgroup, and of two.
+// One of each kind of tile. BF16: that shares K, of four row tiles, of three, of two; FP8: of one row tile
+// for each warpgroup, and of two.
 inline std::vector<TileChoice> tile_kinds(OperandType type) {
   if (type == OperandType::kFp8) return {{narrow_tile(type), 4}, {wide_tile(type), 4}};
   return {{8, 1}, {narrow_tile(type), 4}, {wide_tile(type), 3}, {widest_tile(type), 2}};
@@ -55,6 +55,7 @@ struct GemmOptions {
   std::int64_t max_rows = 0;  // 0: the number of rows
   int poison = 0x7F;
   bool strided = false;  // BF16 tokens lie further apart than their width
+  bool decoded = false;  // NVFP4 rows go in and come out decoded: GroupedInput::decoded, Gemm1::decode_out
 };
 struct HiddenResult {
   testing::Rows h;  // [rows, I]; kInterleavedBf16: [rows, 2I]
@@ -100,6 +101,8 @@ inline testing::GemmCall second_call(const LayerWeights& layer, const testing::R
 
 // Bit for bit.
 void expect_same(const HiddenResult& got, const HiddenResult& want);
+// What NVFP4 rows stand for but for their tensor scales, in h.values.
+HiddenResult decoded(const HiddenResult& coded);
 // Where sums are exact every bit is given.
 void expect_equal(const testing::Verdict& verdict);
 

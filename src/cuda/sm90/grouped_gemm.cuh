@@ -122,6 +122,7 @@ struct GemmParams {
   int cols;                     // K, a multiple of 16
   int experts;
   const std::int64_t* offsets;  // [experts + 1]
+  bool offsets_settled;         // as in GroupedInput
   CUtensorMap
       tokens[kMostWidths];   // [rows, cols] in boxes of a chunk's columns by a CTA's share of a tile's tokens
   CUtensorMap token_scales;  // FP8: as fp8_rows.h says, in boxes of the widest tile's tokens
@@ -244,8 +245,8 @@ __device__ void order_experts(const GemmParams& p, GemmStorage<Config>& s) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const auto tiles_of = [](int begin, int end) { return token_tiles<Config>(end - begin); };
   for (int e = thread; e < p.experts; e += Config::kThreads) {
-    const auto begin = static_cast<std::int32_t>(p.offsets[e]),
-               end = static_cast<std::int32_t>(p.offsets[e + 1]);
+    const auto begin = static_cast<std::int32_t>(__ldcg(p.offsets + e)),
+               end = static_cast<std::int32_t>(__ldcg(p.offsets + e + 1));
     s.first_row[e] = begin;
     if (e == p.experts - 1) s.first_row[e + 1] = end;
     if constexpr (Config::kWidths == 1) s.first_tile[e] = tiles_of(begin, end).count;
@@ -379,32 +380,59 @@ template <class Config>
 __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
   constexpr int kBytes = Config::kChunkBytes;
   const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols));
-  const std::int64_t stride = static_cast<std::int64_t>(chunks) * kBytes;  // from tile to tile
+  const int stride = chunks * kBytes;  // from tile to tile
   StageRing ring;
   int index = walk.first();
-  for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
-    constexpr int kWidth = Config::kOfTile.width(kIndex), kShare = Config::kOfTile.share(kIndex);
-    for (const int end = uniform(walk.end(kIndex)); index < end; index += walk.step()) {
+  const auto weights_of = [&](const Tile& tile) {
+    return p.weights + static_cast<std::int64_t>(tile.expert * p.tiles + tile.weight_tile) * stride;
+  };
+  // Chunks `chunk`.. of a tile, which lie at `from`, into a stage that is free: announces all of its bytes
+  // and starts the weights.
+  const auto start_weights = [&](const std::uint8_t* from, int tiles, int share, int chunk, int stage) {
+    const int present = Config::kStageChunks == 1 ? 1 : clamp_to(chunks - chunk, Config::kStageChunks);
+    if (!ptx::elect_one()) return;
+    ptx::mbarrier_arrive_expect(&s.full[stage], present * (tiles * kBytes + Config::kCluster * share * 128) +
+                                                    (Config::kFp8 ? Config::kTokens * 4 : 0));
+#pragma unroll
+    for (int t = 0; t < Config::kRowTiles; ++t) {
+      if (t < tiles) ptx::bulk_copy(s.weights[stage][t], from + t * stride, present * kBytes, &s.full[stage]);
+    }
+  };
+  // Weights do not depend on the kernel before: those of the first stages are on their way while it still
+  // runs.
+  int early = 0;
+  if constexpr (!Config::kWide) {
+    if (index < walk.end(0)) {
       const Tile tile = uniform_tile(walk, index);
       const int tiles = clamp_to(p.tiles - tile.weight_tile, Config::kRowTiles);
+      for (; early < Config::kStages && early * Config::kStageChunks < chunks; ++early) {
+        start_weights(weights_of(tile) + early * Config::kStageChunks * kBytes, tiles, Config::kTokens,
+                      early * Config::kStageChunks, early);
+      }
+    }
+    cuda::await_previous_kernel();
+  }
+  for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
+    constexpr int kWidth = Config::kOfTile.width(kIndex), kShare = Config::kOfTile.share(kIndex);
+    for (; index < uniform(walk.end(kIndex)); index += walk.step()) {
+      const Tile tile = uniform_tile(walk, index);
+      const int tiles = clamp_to(p.tiles - tile.weight_tile, Config::kRowTiles);
+      const std::uint8_t* from = weights_of(tile);
       // The tokens that this CTA fetches for its cluster.
       const int first = walk.rank() == 0 ? 0 : kWidth - kShare;
-      const std::uint8_t* from = p.weights + (tile.expert * p.tiles + tile.weight_tile) * stride;
       for (int chunk = 0; chunk < chunks; chunk += Config::kStageChunks) {
-        const int present = Config::kStageChunks == 1 ? 1 : clamp_to(chunks - chunk, Config::kStageChunks);
-        const int bytes = present * kBytes;
-        ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
+        if (!Config::kWide && early > 0) {
+          --early;
+        } else {
+          ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
+          start_weights(from, tiles, kShare, chunk, ring.index);
+          __syncwarp();
+        }
         if (ptx::elect_one()) {
           std::uint64_t* full = &s.full[ring.index];
-          ptx::mbarrier_arrive_expect(full, tiles * bytes + present * Config::kCluster * kShare * 128 +
-                                                (Config::kFp8 ? Config::kTokens * 4 : 0));
-#pragma unroll
-          for (int t = 0; t < Config::kRowTiles; ++t) {
-            if (t < tiles) ptx::bulk_copy(s.weights[ring.index][t], from + t * stride, bytes, full);
-          }
 #pragma unroll
           for (int part = 0; part < Config::kStageChunks; ++part) {
-            if (part >= present) continue;
+            if (chunk + part >= chunks) continue;
             ptx::tensor_copy<Config::kCluster>(s.tokens[ring.index][part] + first * 128, &p.tokens[kIndex],
                                                (chunk + part) * Config::kChunkCols, tile.first_row + first,
                                                full);
@@ -598,7 +626,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   static_assert(sizeof(Epilogue) <= sizeof(s.epilogue) && std::is_trivially_copyable_v<Epilogue>);
   if (Config::kWide && threadIdx.x == 0) *reinterpret_cast<Epilogue*>(s.epilogue) = epilogue;
-  cuda::await_previous_kernel();
+  if (Config::kWide || !p.offsets_settled) cuda::await_previous_kernel();
   order_experts<Config>(p, s);
   sync_cluster<Config>();
   const TileWalk<Config> walk(p, s);
@@ -606,6 +634,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Roles.
   if (threadIdx.x < Config::kConsumerThreads) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegs));
+    if constexpr (!Config::kWide) cuda::await_previous_kernel();
     consume<Config>(p, epilogue, walk, s);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));

@@ -89,26 +89,29 @@ GroupedInput HopperLayer::input(const PackedWeights& weights, std::int64_t weigh
 
 cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
                                       L1Output mode, const ActivationRows& out, unsigned long long* saturated,
-                                      void* workspace, cudaStream_t stream) const {
+                                      void* workspace, bool in_pass, cudaStream_t stream) const {
   Gemm1 call;
   const PackedWeights& weights = packed(x.format).first;
   call.in = input(weights, config_.intermediate, config_.hidden, x, routing, workspace);
+  call.in.offsets_settled = call.in.decoded = in_pass;
   call.in.gather = x_is_gathered || x.format == ActivationFormat::kFp8 ? nullptr : routing.row_to_token;
   call.activation = config_.activation;
   call.weight_scales = weights.scales.data();
   call.gate_bias = gate_bias_.data();
   call.up_bias = up_bias_.data();
   call.mode = mode;
+  call.decode_out = in_pass;
   call.out = out;
   call.saturated = saturated;
   return sm90::gemm1(call, stream);
 }
 
 cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out,
-                                      void* workspace, cudaStream_t stream) const {
+                                      void* workspace, bool in_pass, cudaStream_t stream) const {
   Gemm2 call;
   const PackedWeights& weights = packed(h.format).second;
   call.in = input(weights, config_.hidden, config_.intermediate, h, routing, workspace);
+  call.in.offsets_settled = call.in.decoded = in_pass;
   call.weight_scales = weights.scales.data();
   call.bias = down_bias_.data();
   call.out = out;
@@ -139,7 +142,7 @@ std::int64_t HopperLayer::gemm1(const ActivationRows& x, bool x_is_gathered, con
   const cuda::DeviceBuffer workspace(gemm1_workspace_bytes(x.format, x_is_gathered, most_rows(routing)));
   const Counter saturated;
   cuda_check(gemm1_on_gpu(tokens.rows, x_is_gathered, on_gpu.routing, mode, result.rows, saturated.data(),
-                          workspace.data(), nullptr),
+                          workspace.data(), false, nullptr),
              "running the first GEMM");
   cuda_check(cudaDeviceSynchronize(), "running the first GEMM");
   result.to_host(out);
@@ -155,7 +158,7 @@ void HopperLayer::gemm2(const ActivationRows& h, const Routing& routing, float* 
   const DeviceRouting on_gpu(routing);
   const cuda::DeviceBuffer workspace(gemm2_workspace_bytes(h.format, most_rows(routing)));
   const cuda::DeviceArray<float> result(rows * config_.hidden);
-  cuda_check(gemm2_on_gpu(tokens.rows, on_gpu.routing, result.data(), workspace.data(), nullptr),
+  cuda_check(gemm2_on_gpu(tokens.rows, on_gpu.routing, result.data(), workspace.data(), false, nullptr),
              "running the second GEMM");
   cuda_check(cudaDeviceSynchronize(), "running the second GEMM");
   to_host(result, out, result.count());

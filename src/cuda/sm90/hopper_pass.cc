@@ -17,7 +17,6 @@ using cuda::cuda_check;
 struct HopperPass::Buffers : PassBuffers {
   std::int32_t* slot_to_row = nullptr;  // [tokens, top_k]
   std::byte* sort_workspace = nullptr;
-  std::byte* gemm2_workspace = nullptr;
   std::int64_t bytes = 0;  // of all
 
   std::int64_t most_rows() const { return routing.tokens * routing.top_k; }
@@ -28,8 +27,7 @@ struct HopperPass::Buffers : PassBuffers {
 namespace {
 
 cuda::Nvfp4Out quantized(const ActivationRows& rows, unsigned long long* saturated) {
-  return {
-      .codes = rows.codes, .scales = rows.block_scales, .tensor_scales = rows.scales, .saturated = saturated};
+  return {.tensor_scales = rows.scales, .saturated = saturated, .values = rows.values};
 }
 
 cuda::ElementRows elements(const bf16* data, std::int64_t row_stride) {
@@ -54,11 +52,17 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   }
   Arena arena(base, kDeviceAlignment);
   const bool fp8 = options_.activations == ActivationFormat::kFp8;
-  Buffers b{take_buffers(arena, config, options_, tokens, fp8 || options_.x_per_row(), false)};
+  Buffers b{take_buffers(arena, config, options_, tokens,
+                         {.x_per_row = fp8 || options_.x_per_row(), .nvfp4_scales = true})};
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
-  b.gemm2_workspace = arena.take<std::byte>(layer_.gemm2_workspace_bytes(options_.activations, pairs));
+  if (options_.activations == ActivationFormat::kNvfp4) {
+    // The tensor cores take BF16: NVFP4 rows are written decoded. The second GEMM's result is not there when
+    // x is, half its size.
+    b.x.values = reinterpret_cast<bf16*>(b.expert_out);
+    b.h.values = arena.take<bf16>(pairs, config.intermediate);
+  }
   b.bytes = arena.used();
   return b;
 }
@@ -78,12 +82,15 @@ void HopperPass::enqueue(const DeviceCall& call) const {
     quantize_x(call, b, stream);
     x = b.x;
   }
-  // The second GEMM's result is not there yet: the first one's tokens, half its size, lie in its place.
-  cuda_check(layer_.gemm1_on_gpu(x, options_.x_per_row(), b.routing, options_.l1,
-                                 options_.h_fused() ? b.h : b.h_bf16, call.saturated, b.expert_out, stream),
-             "starting the first GEMM");
+  // Offsets are settled for both: a launch lies between the sort and each (quantising, or the first
+  // GEMM's own gathering). The second GEMM's result is not there yet: the first one's tokens, half its
+  // size, lie in its place.
+  cuda_check(
+      layer_.gemm1_on_gpu(x, options_.x_per_row(), b.routing, options_.l1,
+                          options_.h_fused() ? b.h : b.h_bf16, call.saturated, b.expert_out, true, stream),
+      "starting the first GEMM");
   if (!options_.h_fused()) quantize_h(call, b, stream);
-  cuda_check(layer_.gemm2_on_gpu(b.h, b.routing, b.expert_out, b.gemm2_workspace, stream),
+  cuda_check(layer_.gemm2_on_gpu(b.h, b.routing, b.expert_out, nullptr, true, stream),
              "starting the second GEMM");
   combine(call, b, stream);
 }
@@ -128,6 +135,7 @@ void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream
   cuda::Nvfp4Out out = quantized(b.x, call.saturated);
   const std::int32_t* row_map = nullptr;
   cuda::RowCount rows = tokens;
+  if (!options_.x_per_row()) out.slot_to_row = b.slot_to_row, out.copies = b.routing.top_k;
   auto mode = cuda::TensorScales::kGiven;
   switch (options_.x_scale) {
     case ScaleSource::kStatic:  // the sort has put each row's there
