@@ -31,7 +31,7 @@ struct Options {
   std::string routing = "uniform", x_scale = "layer-max";
   std::optional<int> repeat;
   std::string svg;
-  bool list = false, json = false;
+  bool list = false, json = false, sustained = false;
 };
 
 // Of all routed experts in NVFP4.
@@ -113,6 +113,7 @@ BenchOptions bench_options(const Options& options) {
   }
   out.experts = options.experts.value_or(0);
   out.repeat = options.repeat.value_or(0);
+  out.sustained = options.sustained;
   out.routing = routing_kind(options.routing);
   out.x_scale = parse_scale_source(options.x_scale);
   return out;
@@ -250,6 +251,7 @@ json to_json(const BenchReport& report, const Options& options) {
       {"fp8_flops_per_second", report.machine.fp8_flops > 0 ? json(report.machine.fp8_flops) : json()},
       {"cache_bytes", report.machine.cache_bytes},
       {"routing", options.routing},
+      {"sustained", options.sustained},
       {"x_scale", options.x_scale},
       {"results", json::array()}};
   for (const BenchResult& r : report.results) {
@@ -356,6 +358,8 @@ std::function<int()> add_bench(CLI::App& app) {
   app.add_option("--backend", options->backend, "what to run on (see megamoe backends)");
   app.add_option("--repeat", options->repeat,
                  "measurements, of which the median counts (default: as many as half a second takes)");
+  app.add_flag("--sustained", options->sustained,
+               "on a GPU: measure without pauses, at the clocks that its power limit leaves in the long run");
   app.add_option("--svg", options->svg, "also draw time against tokens into this file");
   add_threads(app);
   add_json(app, options->json);

@@ -112,7 +112,7 @@ BenchReport bench(const BenchOptions& options, const std::function<void(const st
     for (const ActivationFormat format : options.activations) {
       start(fmt::format("the weights of {}", model));
       LayerBench layer(weights, layer_options(options, format), options.routing, options.repeat,
-                       report.machine.cache_bytes, *target);
+                       report.machine.cache_bytes, *target, options.sustained);
       for (const std::int64_t count : tokens) {
         start(fmt::format("{}, {}, {} tokens", model, to_string(format), count));
         report.results.push_back(layer.time(count));

@@ -20,7 +20,8 @@ struct BenchOptions {
   std::int64_t experts = 0;          // as many of each model's experts, or 0 for all
   RoutingKind routing = RoutingKind::kUniform;
   ScaleSource x_scale = ScaleSource::kStaticLayerMax;  // nvfp4; any but kDynamicTensor
-  int repeat = 0;  // measurements of each; 0: as many as half a second takes
+  int repeat = 0;          // measurements of each; 0: as many as half a second takes
+  bool sustained = false;  // on a GPU: one after the other, without pauses that keep its clocks up
 };
 
 struct BenchReport {

@@ -89,13 +89,14 @@ std::int64_t nvfp4_bytes(const LayerConfig& config) {
 int matrices_of(const LayerConfig& config) { return config.activation.gated() ? 3 : 2; }
 
 LayerBench::LayerBench(LayerWeights weights, const MoeLayerOptions& options, RoutingKind routing, int repeat,
-                       std::int64_t cache_bytes, BenchTarget& target)
+                       std::int64_t cache_bytes, BenchTarget& target, bool sustained)
     : weights_(std::move(weights)),
       layer_(weights_, options),
       routing_(routing),
       repeat_(repeat),
       cache_bytes_(cache_bytes),
-      target_(target) {}
+      target_(target),
+      sustained_(sustained) {}
 
 BenchResult LayerBench::time(std::int64_t tokens) {
   const LayerConfig& config = weights_.config;
@@ -122,7 +123,8 @@ BenchResult LayerBench::time(std::int64_t tokens) {
   target_.load(layer_, inputs_);
   check_first_pass(result);
   const std::vector<bf16> last = target_.run(inputs_.ids.size() - 1, 0x7F);
-  target_.time();  // once to warm up
+  const double warm_up = target_.time();
+  if (!sustained_) target_.rest(warm_up);
   double total = 0;
   const auto enough = [&] {
     if (repeat_ > 0) return result.seconds.size() >= static_cast<std::size_t>(repeat_);
@@ -130,6 +132,7 @@ BenchResult LayerBench::time(std::int64_t tokens) {
   };
   while (!enough()) {
     const double seconds = target_.time();
+    if (!sustained_) target_.rest(seconds);
     total += seconds;
     result.seconds.push_back(seconds / static_cast<double>(result.passes));
     result.rates.push_back(target_.rates());

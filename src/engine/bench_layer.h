@@ -43,9 +43,9 @@ class LayerBench {
  public:
   // Rows of y must not depend on other tokens: no dynamic scale of all of them (ScaleSource::kDynamicTensor).
   // `target` must outlive this object; its caches hold `cache_bytes`. `repeat` measurements of each number of
-  // tokens, or with 0 as many as half a second takes.
+  // tokens, or with 0 as many as half a second takes; with pauses (BenchTarget::rest) unless `sustained`.
   LayerBench(LayerWeights weights, const MoeLayerOptions& options, RoutingKind routing, int repeat,
-             std::int64_t cache_bytes, BenchTarget& target);
+             std::int64_t cache_bytes, BenchTarget& target, bool sustained = false);
 
   // Before any pass is timed, y is finite, two passes give the same bits and some rows are the reference's;
   // afterwards the timed passes have left the bits of an untimed one. Throws kInternal where that does not
@@ -65,6 +65,7 @@ class LayerBench {
   int repeat_;
   std::int64_t cache_bytes_;
   BenchTarget& target_;
+  bool sustained_;
   BenchInputs inputs_;
 };
 

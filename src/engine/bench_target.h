@@ -49,6 +49,8 @@ class BenchTarget {
   virtual std::vector<bf16> run(std::size_t pass, int poison) = 0;
   // Runs all passes in a row; seconds.
   virtual double time() = 0;
+  // Leaves the machine idle after passes that took `seconds`, where it would slow down without pauses.
+  virtual void rest(double seconds) { (void)seconds; }
   // Measures in little time what bounds the passes: on a machine that others use, too, it changes from one
   // moment to the next. Nothing where it does not.
   virtual BenchRates rates() { return {}; }

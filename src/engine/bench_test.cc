@@ -204,12 +204,14 @@ class FaultyTarget : public BenchTarget {
     host_->time();
     return 0.25 * timed;
   }
+  void rest(double seconds) override { rested += seconds; }
   std::vector<bf16> y() const override {
     std::vector<bf16> y = host_->y();
     if (fault_ == kTimedOtherwise) y[5].bits ^= 1;
     return y;
   }
   int timed = 0;
+  double rested = 0;
 
  private:
   Fault fault_;
@@ -275,6 +277,18 @@ TEST(LayerBenchTest, TimesEveryBackend) {
 TEST(LayerBenchTest, MeasuresForHalfASecondWhereNobodySaysHowOften) {
   FaultyTarget target(FaultyTarget::kNone);
   EXPECT_EQ(small_bench(target, ActivationFormat::kNvfp4, 0).time(1).seconds.size(), 3u);
+}
+
+TEST(LayerBenchTest, RestsAfterEachMeasurementUnlessSustained) {
+  for (const bool sustained : {false, true}) {
+    FaultyTarget target(FaultyTarget::kNone);
+    MoeLayerOptions options;
+    options.backend = "cpu";
+    LayerBench layer(random_layer(small_config(), 1), options, RoutingKind::kUniform, 2, 0, target,
+                     sustained);
+    layer.time(1);
+    EXPECT_EQ(target.rested, sustained ? 0 : 0.25 + 0.5 + 0.75);
+  }
 }
 
 TEST(LayerBenchTest, RotatesExpertsUntilTheCacheIsCold) {
