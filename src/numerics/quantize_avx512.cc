@@ -8,7 +8,6 @@
 namespace megamoe {
 namespace {
 
-
 inline __m512 splat(float x) { return _mm512_set1_ps(x); }
 inline __m512i splat(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 inline __m512i bits(__m512 x) { return _mm512_castps_si512(x); }
@@ -58,9 +57,9 @@ inline Scales round_to_e4m3(__m512 x) {
           _mm512_mask_blend_epi32(is_small, normal_code, small_code)};
 }
 
-// The codes of 16 numbers under the scale d; 0 for 0 / 0. With P the power of two below a quotient's magnitude,
-// at least 1, codes stand for steps of P / 2: adding P * 2^22 rounds to those, ties to even, and leaves their
-// number in the last bits; two codes more for each doubling of P.
+// The codes of 16 numbers under the scale d; 0 for 0 / 0. With P the power of two below a quotient's
+// magnitude, at least 1, codes stand for steps of P / 2: adding P * 2^22 rounds to those, ties to even, and
+// leaves their number in the last bits; two codes more for each doubling of P.
 inline __m512i codes_of(__m512 x, __m512 d) {
   const __m512 quotient = _mm512_div_ps(number(magnitude_bits(x)), d);
   const __m512 q = _mm512_min_ps(splat(6.0f), _mm512_max_ps(quotient, splat(0.0f)));  // of a NaN 0
@@ -74,8 +73,8 @@ inline __m512i codes_of(__m512 x, __m512 d) {
 
 // The 32 bytes of four blocks.
 inline void store_blocks(const __m512i (&codes)[4], std::uint8_t* out) {
-  const __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(codes[0], codes[1]),
-                                            _mm512_packus_epi32(codes[2], codes[3]));
+  const __m512i bytes =
+      _mm512_packus_epi16(_mm512_packus_epi32(codes[0], codes[1]), _mm512_packus_epi32(codes[2], codes[3]));
   const __m512i pairs = _mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x1001));  // even + 16 * odd
   // Each quarter has two bytes of each block.
   const __m256i order = _mm256_setr_epi16(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -94,8 +93,7 @@ struct Avx512 {
     const __m512i largest = largest_of_each(magnitudes);
     const __mmask16 nonfinite = _mm512_cmpgt_epi32_mask(largest, splat(kInf - 1));
     const __m512 wanted = _mm512_div_ps(number(largest), splat(6.0f * g));
-    const __mmask16 saturated =
-        _mm512_cmp_ps_mask(wanted, splat(448.0f * (1.0f + 0x1p-20f)), _CMP_GT_OQ);
+    const __mmask16 saturated = _mm512_cmp_ps_mask(wanted, splat(448.0f * (1.0f + 0x1p-20f)), _CMP_GT_OQ);
     const __mmask16 zero = _mm512_testn_epi32_mask(largest, largest);
     const __m512 cut = _mm512_min_ps(_mm512_max_ps(wanted, splat(0x1p-9f)), splat(448.0f));
     const Scales rounded = round_to_e4m3(_mm512_mask_blend_ps(zero, cut, splat(1.0f)));
