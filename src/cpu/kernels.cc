@@ -120,10 +120,10 @@ const std::vector<Kernel>& all_kernels() {
     std::vector<Kernel> all = {
 #ifdef __x86_64__
         {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
-         multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86<quantize_row_avx512>, &kAvx2Rows,
-         only_products_avx512, only_products_f32_avx512_bf16, kMaxPanels},
+         multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86<quantize_row_avx512>,
+         &kAvx512Rows, only_products_avx512, only_products_f32_avx512_bf16, kMaxPanels},
         {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
-         multiply_f32_x86<multiply_f32_avx512, true>, quantize_row_x86<quantize_row_avx512>, &kAvx2Rows,
+         multiply_f32_x86<multiply_f32_avx512, true>, quantize_row_x86<quantize_row_avx512>, &kAvx512Rows,
          only_products_avx512, only_products_f32_avx512, kMaxPanels},
         {"avx-vnni", "AVX2 with AVX-VNNI", has_avx_vnni(), multiply_nvfp4_x86<multiply_avx_vnni>,
          multiply_f32_x86<multiply_f32_avx2, true>, quantize_row_x86<quantize_row_avx2>, &kAvx2Rows,

@@ -1,5 +1,5 @@
 // rows.h: loops over rows of numbers that stand around the GEMMs. Written once in rows_loops.h, compiled for
-// any CPU and for AVX2; the same bits.
+// any CPU, for AVX2 and for AVX-512; the same bits.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,6 @@ struct Rows {
   void (*add)(float* acc, const float* in, std::int64_t count);
 };
 
-extern const Rows kPortableRows, kAvx2Rows;
+extern const Rows kPortableRows, kAvx2Rows, kAvx512Rows;
 
 }  // namespace megamoe::cpu
