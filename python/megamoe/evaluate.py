@@ -92,6 +92,15 @@ def evaluate(model: torch.nn.Module, windows: Windows, source: str | os.PathLike
     return results
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, got {value}")
+        return value
+    return number
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m megamoe.evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("model", metavar="MODEL", help="a directory that transformers loads")
@@ -103,23 +112,31 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--h-scale", default="", help="nvfp4: tensor scale of h: likewise")
     parser.add_argument("--four-over-six", action="store_true", help="quantise with two candidates for each block")
     parser.add_argument("--backend", default="", help="what runs the experts (default: the best one)")
-    parser.add_argument("--windows", type=int, default=64, help="how many (default: %(default)s)")
-    parser.add_argument("--window", type=int, default=256, help="tokens of each (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="windows at a time (default: %(default)s)")
+    parser.add_argument("--windows", type=_at_least(1), default=64, help="how many (default: %(default)s)")
+    parser.add_argument("--window", type=_at_least(2), default=256, help="tokens of each (default: %(default)s)")
+    parser.add_argument("--batch", type=_at_least(1), default=8, help="windows at a time (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--dtype", default="float32", help="of the rest of the model (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of the rest of the model (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not pathlib.Path(options.model).is_dir():
+        parser.error(f"there is no directory {options.model}")
+    try:
+        torch.empty(0, device=options.device)
+    except RuntimeError as error:
+        parser.error(f"--device {options.device}: {str(error).splitlines()[0]}")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
+    text = options.text.read_bytes()
     from tqdm import tqdm
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).to(options.device)
-    windows = read_windows(options.model, model.config.get_text_config().vocab_size, options.text.read_bytes(),
-                           options.windows, options.window)
+    windows = read_windows(options.model, model.config.get_text_config().vocab_size, text, options.windows,
+                           options.window)
     results = evaluate(model, windows, options.checkpoint or Recipe(four_over_six=options.four_over_six),
                        options.activations.split(","), options.batch,
                        lambda name, batches: tqdm(batches, name, leave=False, unit="batch", disable=None),

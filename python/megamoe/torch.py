@@ -88,18 +88,22 @@ def _dequantize_meta(codes: Tensor, scales: Tensor, tensor_scales: Tensor) -> Te
     return codes.new_empty((codes.shape[0], codes.shape[1] * 2), dtype=torch.float32)
 
 
+# The router goes by way of the CPU, which a CUDA graph cannot record; older versions of torch have no word for that.
+_not_in_graphs = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+
 _library = torch.library.Library("megamoe", "DEF")
-for _schema, _run, _meta, _devices in (
+for _schema, _run, _meta, _devices, _tags in (
         ("forward(Tensor x, Tensor topk_ids, Tensor topk_weights, str layer) -> Tensor", _forward, _forward_meta,
-         ("CPU", "CUDA")),
+         ("CPU", "CUDA"), ()),
         ("route(Tensor logits, str layer, Tensor? token_ids=None) -> (Tensor, Tensor)", _route, _route_meta,
-         ("CPU", "CUDA")),
-        ("router_logits(Tensor x, str layer) -> Tensor", _router_logits, _router_logits_meta, ("CPU", "CUDA")),
+         ("CPU", "CUDA"), _not_in_graphs),
+        ("router_logits(Tensor x, str layer) -> Tensor", _router_logits, _router_logits_meta, ("CPU", "CUDA"),
+         _not_in_graphs),
         ("quantize(Tensor x, float? tensor_scale=None, bool per_row=False, bool four_over_six=False) -> "
-         "(Tensor, Tensor, Tensor)", _quantize, _quantize_meta, ("CPU",)),
+         "(Tensor, Tensor, Tensor)", _quantize, _quantize_meta, ("CPU",), ()),
         ("dequantize(Tensor codes, Tensor scales, Tensor tensor_scales) -> Tensor", _dequantize, _dequantize_meta,
-         ("CPU",))):
-    _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+         ("CPU",), ())):
+    _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, *_tags))
     for _device in _devices:
         _library.impl(_name, _run, _device)
     torch.library.register_fake(f"megamoe::{_name}", _meta, lib=_library)

@@ -92,7 +92,7 @@ def test_finds_out_the_activation():
             assert (layer.config["activation"], layer.config["limit"]) == expected
 
 
-@pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_takes_experts_from_a_checkpoint(tmp_path, kind):
     model = make_model(kind).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
@@ -165,6 +165,18 @@ def test_prints_a_table_or_json(capsys, model_path, quantized_path):
     results = json.loads(capsys.readouterr().out)["results"]
     assert [result["activations"] for result in results] == [None, "bf16"]
     assert all(f"{result['bits_per_byte']:.4f}" in table for result in results)
+
+
+@pytest.mark.parametrize("change, message", [
+    (["--windows", "0"], "--windows: must be 1 or more, got 0"), (["--window", "1"], "must be 2 or more, got 1"),
+    (["--batch", "-1"], "--batch: must be 1 or more"), (["--dtype", "int8"], "invalid choice: 'int8'"),
+    (["--device", "gpu"], "--device gpu: "), (["no-such-model"], "there is no directory no-such-model"),
+])
+def test_refuses_arguments_that_do_not_fit(capsys, model_path, change, message):
+    with pytest.raises(SystemExit):
+        main([*([] if change[0] == "no-such-model" else [str(model_path)]), "--text", str(model_path / "held_out.txt"),
+              *change])
+    assert message in capsys.readouterr().err
 
 
 def test_refuses_texts_that_are_too_short(model_path):
