@@ -328,9 +328,10 @@ template <class V>
 std::int64_t only_products(std::int64_t rounds) {
   constexpr int kSums = V::kLanes == 8 ? V::kTile + 2 : 16;  // enough that none waits for itself
   typename V::Ints sums[kSums], w[4], x = V::broadcast(0);
+#pragma GCC unroll 16
   for (auto& v : sums) v = x;
-  for (auto& v : w) v = x;
-  for (auto& v : w) V::keep(v);
+#pragma GCC unroll 4
+  for (auto& v : w) v = x, V::keep(v);
   for (std::int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 16
     for (auto& sum : sums) {
@@ -338,6 +339,7 @@ std::int64_t only_products(std::int64_t rounds) {
       sum = V::dot(w, {x, x, x, x}, sum);
     }
   }
+#pragma GCC unroll 16
   for (auto& v : sums) V::keep(v);
   return rounds * kSums * V::kLanes * 16 * 2;
 }
