@@ -1,26 +1,28 @@
 # make demo   builds MegaMoE and runs the shipped model's expert layers in NVFP4
 # make test   builds the tests and runs them
-# Both install what they need (Debian or Ubuntu), need no GPU, say what they do, and share one build in build/cpu.
+# Both install what they need (Debian or Ubuntu), need no GPU, say what they do, and share one build in build/cpu; or, with
+# PRESET=NAME, in build/NAME.
 
 JOBS ?= $(shell nproc)
+PRESET ?= cpu
 
 .PHONY: demo test check clean configure
 
 demo: configure
 	@echo "== Building the library and the command-line tool"
-	@cmake --build --preset cpu -j $(JOBS) --target megamoe_cli
-	@examples/demo.sh build/cpu/cli/megamoe
+	@cmake --build --preset $(PRESET) -j $(JOBS) --target megamoe_cli
+	@examples/demo.sh build/$(PRESET)/cli/megamoe
 
 test: configure
 	@echo "== Building the library, the tool and the tests"
-	@cmake --build --preset cpu -j $(JOBS)
+	@cmake --build --preset $(PRESET) -j $(JOBS)
 	@echo "== Running the tests"
-	@ctest --preset cpu -j $(JOBS)
+	@ctest --preset $(PRESET) -j $(JOBS)
 
 configure:
 	@tools/install_dependencies.sh
-	@echo "== Configuring build/cpu"
-	@cmake --preset cpu >/dev/null
+	@echo "== Configuring build/$(PRESET)"
+	@cmake --preset $(PRESET) >/dev/null
 
 # What CI checks beside the tests: include order, formatting, links, linter.
 check:

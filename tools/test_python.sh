@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Python package, and pinned versions of what its tests need, into build/venv, and runs the tests.
 #   tools/test_python.sh [arguments for pytest]
-# A command-line tool in build/cpu is compared with, bit for bit.
+# The command-line tool that MEGAMOE_CLI names, or the one in build/cpu, is compared with, bit for bit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$PWD/build/venv
@@ -34,7 +34,7 @@ install --reinstall-package megamoe build/wheels/megamoe-*.whl
 printf '%s\n' "$pins" >"$venv/pins"
 
 tool=$PWD/build/cpu/cli/megamoe
-[ ! -x "$tool" ] || export MEGAMOE_CLI=$tool
+[ -n "${MEGAMOE_CLI:-}" ] || [ ! -x "$tool" ] || export MEGAMOE_CLI=$tool
 # Two workers share the cores: each computes on its own, and threads that wait do not spin.
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 "$venv/bin/python" -m pytest -q --numprocesses 2 "$@"
