@@ -30,12 +30,14 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
-bool has_avx512_bf16() { return has_avx512() && has_bit_of_leaf_7_1(5); }
+bool has_avx512_vbmi() { return has_avx512() && __builtin_cpu_supports("avx512vbmi"); }
+bool has_avx512_bf16() { return has_avx512_vbmi() && has_bit_of_leaf_7_1(5); }
 bool has_fast_bf16_dot() { return has_avx512_bf16() && __builtin_cpu_is("amd"); }
 #else
 bool has_avx2() { return false; }
 bool has_avx_vnni() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512_vbmi() { return false; }
 bool has_avx512_bf16() { return false; }
 bool has_fast_bf16_dot() { return false; }
 #endif

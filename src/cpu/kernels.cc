@@ -1,8 +1,8 @@
 #include "cpu/kernels.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
-#include <utility>
 
 #include "base/aligned_buffer.h"
 #include "base/check.h"
@@ -119,9 +119,14 @@ const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> kernels = [] {
     std::vector<Kernel> all = {
 #ifdef __x86_64__
-        {"avx512-bf16", "AVX-512 with VNNI and BF16", has_avx512_bf16(), multiply_nvfp4_x86<multiply_avx512>,
-         multiply_f32_x86<multiply_f32_avx512_bf16, false>, quantize_row_x86<quantize_row_avx512>,
-         &kAvx512Rows, only_products_avx512, only_products_f32_avx512_bf16, kMaxPanels},
+        {"avx512-bf16", "AVX-512 with VNNI, VBMI and BF16", has_avx512_bf16(),
+         multiply_nvfp4_x86<multiply_avx512_vbmi>, multiply_f32_x86<multiply_f32_avx512_bf16, false>,
+         quantize_row_x86<quantize_row_avx512>, &kAvx512Rows, only_products_avx512,
+         only_products_f32_avx512_bf16, kMaxPanels},
+        {"avx512-vbmi", "AVX-512 with VNNI and VBMI", has_avx512_vbmi(),
+         multiply_nvfp4_x86<multiply_avx512_vbmi>, multiply_f32_x86<multiply_f32_avx512, true>,
+         quantize_row_x86<quantize_row_avx512>, &kAvx512Rows, only_products_avx512, only_products_f32_avx512,
+         kMaxPanels},
         {"avx512", "AVX-512 with VNNI", has_avx512(), multiply_nvfp4_x86<multiply_avx512>,
          multiply_f32_x86<multiply_f32_avx512, true>, quantize_row_x86<quantize_row_avx512>, &kAvx512Rows,
          only_products_avx512, only_products_f32_avx512, kMaxPanels},
@@ -135,7 +140,7 @@ const std::vector<Kernel>& all_kernels() {
         {"portable", "any CPU", true, multiply_nvfp4, multiply_f32, quantize_row, &kPortableRows, nullptr,
          nullptr, kUsualPanels}};
 #ifdef __x86_64__
-    if (!has_fast_bf16_dot()) std::swap(all[0], all[1]);
+    if (!has_fast_bf16_dot()) std::rotate(all.begin(), all.begin() + 1, all.begin() + 3);
 #endif
     return all;
   }();
