@@ -7,8 +7,8 @@
 
 Both GEMMs of a layer and nothing else: no sort, no gather, no activation, no combine. Random BF16 weights and tokens,
 uniform random routing. As `megamoe bench` does, a measurement is some passes in a row, in one CUDA graph where capturing
-works, each on the experts that were used longest ago, so that weights come from memory and not from the L2; the median of
-the measurements counts. The first pass is held against a product in FP32 before anything is timed.
+works, each on the experts that were used longest ago, so that weights come from memory and not from the L2; the GPU rests
+after each, and the median of the measurements counts. The first pass is held against a product in FP32 before anything is timed.
 
 In the same run: what a copy within the GPU's memory moves (bytes read and written), and what cuBLAS reaches on a BF16
 product of 8192^3. With --megamoe the tool's own bench runs first, on the same model and tokens, and the ratio is printed.
@@ -22,11 +22,13 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 
 LEAST_BYTES = 4 << 30  # of weights that a measurement reads, for about a millisecond at least
 MOST_PASSES = 64
 SECONDS = 0.5  # of measurements, but FEWEST at least and MOST at most
 FEWEST, MOST = 5, 100
+REST = 3  # idle for so many times as long after each: at its power limit a GPU lowers its clocks
 # Both sums are FP32; what differs is their rounding to BF16, at most 2^-8 of an element.
 TOLERANCE = 2.0**-8
 
@@ -79,6 +81,7 @@ class Timer:
         times = []
         while len(times) < FEWEST or (sum(times) < SECONDS and len(times) < MOST):
             times.append(self.seconds(work))
+            time.sleep(REST * times[-1])
         return statistics.median(times)
 
     def median_of_graph(self, work):
