@@ -68,6 +68,7 @@ fi
 
 # The checkers slow kernels down a hundred times and more: the small written cases only.
 small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRows*:*FaultsSpoil*:*Dequantizes*'
+small+=':*DecodesWhatItMade*'
 small+=':*SortTest.IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Small*'
 small+=':*OnlyTheRowsThatThereAre*:*AConstantScale*:*OneTensorScale*'
 if command -v compute-sanitizer >/dev/null; then

@@ -2,8 +2,6 @@
 // sums, times each token's scale, are added in FP32.
 #pragma once
 
-#include <cstddef>
-
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/grouped_gemm.cuh"
 
@@ -40,14 +38,13 @@ requires(Config::kFp8) struct Consumer<Config> {
     const std::uint32_t at = (stage * Config::kRowTiles + t) * Config::kChunkBytes;
     return {ptx::load_shared16(codes + at + half * (128 * 16)), ptx::load_shared2(scales + at + half * 2)};
   }
-  // NOTE: what lies where a tile beyond the matrix would be may have any byte for a scale.
+  // NOTE: scales have no signs, but what lies where a tile beyond the matrix would be may be anything: cut,
+  // for beyond the table others write.
   __device__ __forceinline__ void decode(const Words& from, Operands& to) const {
     constexpr int kEntryBytes = kFoldCopies * sizeof(uint2);
-    using Storage = GemmStorage<Config>;
-    static_assert(sizeof(Storage) - offsetof(Storage, folds) >= 256 * kEntryBytes,
-                  "reads beyond shared memory");
-    const uint2 upper = ptx::load_shared8(folds + (from.scales & 0xFF) * kEntryBytes);
-    const uint2 lower = ptx::load_shared8(folds + (from.scales >> 8) * kEntryBytes);
+    static_assert(kFoldEntries == 128);
+    const uint2 upper = ptx::load_shared8(folds + (from.scales & 0x7F) * kEntryBytes);
+    const uint2 lower = ptx::load_shared8(folds + (from.scales >> 8 & 0x7F) * kEntryBytes);
     decode_fp8_word(from.codes.x, upper, to[0][0], to[0][2]);
     decode_fp8_word(from.codes.y, lower, to[0][1], to[0][3]);
     decode_fp8_word(from.codes.z, upper, to[1][0], to[1][2]);
