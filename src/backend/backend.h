@@ -19,9 +19,10 @@ struct ActivationRows {
   ActivationFormat format = ActivationFormat::kBf16;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  std::int64_t row_stride = 0;           // kBf16: elements from row to row; the others are contiguous
-  bf16* values = nullptr;                // kBf16:  [rows, cols]
-  std::uint8_t* codes = nullptr;         // kFp8:   [rows, cols] E4M3;  kNvfp4: [rows, cols / 2]
+  std::int64_t row_stride = 0;    // kBf16: elements from row to row; the others are contiguous
+  bf16* values = nullptr;         // kBf16:  [rows, cols]; where a backend's own pass keeps kNvfp4 decoded,
+                                  // what codes and block scales stand for, instead of them
+  std::uint8_t* codes = nullptr;  // kFp8:   [rows, cols] E4M3;  kNvfp4: [rows, cols / 2]
   std::uint8_t* block_scales = nullptr;  // kNvfp4: [rows, cols / 16] E4M3
   float* scales = nullptr;               // kFp8:   [rows, ceil(cols / 128)];  kNvfp4: [rows] tensor scales
 };

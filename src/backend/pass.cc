@@ -8,7 +8,7 @@ namespace megamoe {
 namespace {
 
 ActivationRows take_rows(Arena& arena, ActivationFormat format, std::int64_t rows, std::int64_t cols,
-                         std::int64_t experts, bool nvfp4_scales) {
+                         std::int64_t experts, bool nvfp4_decoded) {
   ActivationRows result{.format = format, .rows = rows, .cols = cols, .row_stride = cols};
   switch (format) {
     case ActivationFormat::kBf16: result.values = arena.take<bf16>(rows, cols); break;
@@ -19,7 +19,7 @@ ActivationRows take_rows(Arena& arena, ActivationFormat format, std::int64_t row
       break;
     }
     case ActivationFormat::kNvfp4:
-      if (!nvfp4_scales) {
+      if (!nvfp4_decoded) {
         result.codes = arena.take<std::uint8_t>(rows, cols / 2);
         result.block_scales = arena.take<std::uint8_t>(rows, cols / kNvfp4Block);
       }
@@ -42,7 +42,7 @@ PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOpti
                          std::int64_t tokens, const BufferNeeds& needs) {
   const std::int64_t rows = checked_mul(tokens, config.top_k);
   const auto take = [&](ActivationFormat format, std::int64_t count, std::int64_t cols) {
-    return take_rows(arena, format, count, cols, config.num_experts, needs.nvfp4_scales);
+    return take_rows(arena, format, count, cols, config.num_experts, needs.nvfp4_decoded);
   };
   PassBuffers b;
   b.routing = {.tokens = tokens, .top_k = config.top_k, .num_experts = config.num_experts};

@@ -62,9 +62,10 @@ struct PassBuffers {
 };
 // What a backend wants of them.
 struct BufferNeeds {
-  bool x_per_row = false;     // quantised x has a row for each routed row, not for each token
-  bool shared = false;        // there is a shared expert
-  bool nvfp4_scales = false;  // NVFP4 rows have tensor scales alone: the backend keeps the rest elsewhere
+  bool x_per_row = false;  // quantised x has a row for each routed row, not for each token
+  bool shared = false;     // there is a shared expert
+  bool nvfp4_decoded =
+      false;  // NVFP4 rows have tensor scales alone: the backend keeps their decoded values elsewhere
 };
 // The size query and the pass walk this same code.
 PassBuffers take_buffers(Arena& arena, const LayerConfig& config, const PassOptions& options,

@@ -11,7 +11,7 @@ inline bool aligned_to(const void* pointer, int bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-// What the two below share.
+// What the launches below share.
 template <class... Params, class... Args>
 cudaError_t launch_either(bool early, int cluster, void (*kernel)(Params...), std::int64_t blocks,
                           int threads, int shared, cudaStream_t stream, const Args&... args) {
@@ -37,8 +37,9 @@ cudaError_t launch_either(bool early, int cluster, void (*kernel)(Params...), st
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
-// Put first into a kernel for launch_early(): wait for the one before; then the next one may begin, so that
-// it finds done, even before it waits itself, whatever came before this kernel.
+// For a kernel of launch_early(), before it touches what the one before it reads or writes: waits for that
+// one; then the next one may begin, which finds done, even before it waits itself, whatever came before this
+// kernel.
 __device__ inline void await_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

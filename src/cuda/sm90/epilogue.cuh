@@ -132,7 +132,7 @@ struct HiddenOut {
 struct TokensIn {
   float operand_factor;        // takes operand_shift() out again
   const float* scales;         // tensor scales of NVFP4 tokens, or null
-  const std::int32_t* gather;  // as in GemmParams
+  const std::int32_t* gather;  // as in GroupedInput
   __device__ float scale(std::int64_t row) const {
     // A power of two times a scale: exact.
     return scales == nullptr ? operand_factor

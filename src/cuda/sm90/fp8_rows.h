@@ -1,8 +1,8 @@
 // fp8_rows.h: rows of E4M3 activations as the GEMMs read them, one for each routed row.
 //
 //   codes   [rows, fp8_row_bytes]      the columns of each 64 in the order of fp8_column_place, 0 beyond the
-//   last scales  [ceil(cols / 128), pitch]  FP32, by group of 128 columns; pitch = fp8_scale_pitch(rows,
-//   experts)
+//                                      last
+//   scales  [ceil(cols / 128), pitch]  FP32, by group of 128 columns; pitch = fp8_scale_pitch(rows, experts)
 //
 // Within a group an expert's scales begin at a multiple of 4 (fp8_scale_place), for there the copy engine can
 // begin.

@@ -62,7 +62,8 @@ struct GroupedInput {
   // for their tensor scales, which lie as `gather` says.
   bool decoded = false;
   const std::int32_t* gather = nullptr;  // row r reads token row gather[r]; null: r itself
-  void* workspace = nullptr;             // gemm_workspace_bytes(), 256-byte aligned; free after the call
+  void* workspace = nullptr;             // gemm_workspace_bytes(), 256-byte aligned, free after the call;
+                                         // none where tokens are decoded
   // The kernel ahead in the stream waits for the one before it (await_previous_kernel) and writes neither
   // offsets nor weights: those are read while it runs.
   bool offsets_settled = false;

@@ -3,8 +3,9 @@
 //
 // The weights are the first operand: decoded from 4 bits straight into the registers of wgmma. Tokens, in
 // BF16 or E4M3 and in expert order, are the second operand, in shared memory; so a tile may have any multiple
-// of 8 tokens, and weights stream. One persistent CTA per SM: a producer warp fills a ring of stages by the
-// copy engine, consumer warpgroups decode and multiply (multiply_bf16.cuh, multiply_fp8.cuh).
+// of 8 tokens (beyond 136, of 16), and weights stream. One persistent CTA per SM: a producer warp fills a
+// ring of stages by the copy engine, consumer warpgroups decode and multiply (multiply_bf16.cuh,
+// multiply_fp8.cuh).
 //
 // Wide tiles are for many tokens, where the tensor cores are the limit and then the L2: such a tile is no
 // wider than its expert's rows ask for, and the two CTAs of a cluster read each token once for both.
@@ -60,9 +61,9 @@ struct GemmConfig {
   static constexpr int kRowTiles = kRowTiles_;  // of 64 weight rows
   static constexpr int kSplit = kSplit_;        // warpgroups that share the K of those rows, chunk by chunk
   static constexpr bool kWide = kTokens > narrow_tile(kType);
-  static constexpr TileWidths kOfTile = tile_widths(kType, kTokens);
-  static constexpr int kWidths = kOfTile.count;  // to choose from for wgmma's N
-  static constexpr int kCluster = kOfTile.cluster;
+  static constexpr TileWidths kTileWidths = tile_widths(kType, kTokens);  // to choose from for wgmma's N
+  static constexpr int kNumWidths = kTileWidths.count;
+  static constexpr int kCluster = kTileWidths.cluster;
   // Weight tiles of a warpgroup: two where it adds up E4M3 products of many tokens, whose sums of 128 columns
   // need registers of their own.
   static constexpr int kOwnTiles = kFp8 && kWide ? 2 : 1;
@@ -95,7 +96,8 @@ struct GemmConfig {
   static constexpr int kMeetThreads = kFp8 ? 128 * kConsumers : 128 * kSplit;
   // Floats of a token there: 64 rows, and what keeps banks apart.
   static constexpr int kPitch = kTileRows + 4;
-  // Stages: as many as shared memory holds beside the sums and 16 KiB for the rest.
+  // Stages: as many as shared memory holds beside the sums and 16 KiB of the rest. Where that is more, what
+  // rounding leaves must do for it: launch() asks.
   static constexpr int kStageBytes =
       kStageChunks * (kTokenTileBytes + kTokenScaleBytes + kRowTiles * kChunkBytes);
   static constexpr int kSumBytes = kRowTiles * kSplit * kPassTokens * kPitch * 4;
@@ -109,7 +111,7 @@ struct GemmConfig {
   static constexpr int kLaunchRegs = 65536 / kThreads / 8 * 8;
   static_assert(kProducerRegs + kConsumers * kConsumerRegs <= (1 + kConsumers) * kLaunchRegs,
                 "more registers than the CTA owns: setmaxnreg would wait for ever");
-  static_assert(kTokens % 8 == 0 && kTokens <= 256 && kStages >= 3 && kWidths <= kMostWidths);
+  static_assert(kTokens % 8 == 0 && kTokens <= 256 && kStages >= 3 && kNumWidths <= kMostWidths);
   static_assert(kSplit == 1 || kRowTiles == 1, "either rows or K are shared among warpgroups");
   static_assert(kCluster == 1 || kStageChunks == 1, "clusters share single chunks");
 };
@@ -169,9 +171,10 @@ struct alignas(1024) GemmStorage {
   std::uint64_t full[Config::kStages];
   std::uint64_t empty[Config::kStages];
   std::int32_t first_row[kMaxExperts + 1];  // offsets
-  // Where there are several widths.
-  std::int16_t order[Config::kWide ? kMaxExperts : 1];  // experts by the width of their tiles, widest first
-  std::int32_t width_end[Config::kWidths];   // how many experts have tiles of this width or a wider one
+  std::int16_t
+      order[Config::kWide ? kMaxExperts : 1];  // wide: experts by the width of their tiles, widest first
+  std::int32_t
+      width_end[Config::kNumWidths];         // wide: how many experts have tiles of this width or a wider one
   std::int32_t first_tile[kMaxExperts + 1];  // token tiles of the experts before, in that order
 };
 
@@ -193,8 +196,8 @@ __device__ inline TokenTiles token_tiles(int rows) {
 // Which width is enough for so many rows.
 template <class Config>
 __device__ inline int width_for(int rows) {
-  constexpr TileWidths kWidths = Config::kOfTile;
-  return min((Config::kTokens - rows) / kWidths.step, kWidths.count - 1);
+  constexpr TileWidths kTileWidths = Config::kTileWidths;
+  return min((Config::kTokens - rows) / kTileWidths.step, kTileWidths.count - 1);
 }
 
 // The pieces of work of a CTA, or rather of a cluster's CTAs, which have theirs side by side along the weight
@@ -249,11 +252,11 @@ __device__ void order_experts(const GemmParams& p, GemmStorage<Config>& s) {
                end = static_cast<std::int32_t>(__ldcg(p.offsets + e + 1));
     s.first_row[e] = begin;
     if (e == p.experts - 1) s.first_row[e + 1] = end;
-    if constexpr (Config::kWidths == 1) s.first_tile[e] = tiles_of(begin, end).count;
+    if constexpr (!Config::kWide) s.first_tile[e] = tiles_of(begin, end).count;
   }
   if constexpr (Config::kWide) {
     // A warp for each width: counts its experts, then, behind those of the widths before, lists them.
-    static_assert(Config::kWidths <= Config::kThreads / 32);
+    static_assert(Config::kNumWidths <= Config::kThreads / 32);
     __syncthreads();
     const auto for_own = [&](const auto& visit) {  // visit(mask of the experts base.., base)
       for (int base = 0; base < p.experts; base += 32) {
@@ -263,14 +266,14 @@ __device__ void order_experts(const GemmParams& p, GemmStorage<Config>& s) {
         visit(__ballot_sync(~0u, own), base);
       }
     };
-    if (warp < Config::kWidths) {
+    if (warp < Config::kNumWidths) {
       int count = 0;
       for_own([&](unsigned mask, int) { count += __popc(mask); });
       if (lane == 0) s.width_end[warp] = count;
     }
     __syncthreads();
     int place = 0, end = 0;
-    if (warp < Config::kWidths) {
+    if (warp < Config::kNumWidths) {
       for (int i = 0; i < warp; ++i) place += s.width_end[i];
       end = place + s.width_end[warp];
       for_own([&](unsigned mask, int base) {
@@ -283,7 +286,7 @@ __device__ void order_experts(const GemmParams& p, GemmStorage<Config>& s) {
       });
     }
     __syncthreads();
-    if (warp < Config::kWidths && lane == 0) s.width_end[warp] = end;
+    if (warp < Config::kNumWidths && lane == 0) s.width_end[warp] = end;
   }
   __syncthreads();
   if (warp > 0) return;
@@ -336,8 +339,8 @@ __device__ inline Place place_of(int thread) {
   return {index % Config::kRowGroups, index / Config::kRowGroups};
 }
 
-// A consumer warpgroup: its place, and the stages it reads. Its multiply<kWidth>(chunks, storage, acc) makes
-// the accumulators of one tile.
+// A consumer warpgroup: its place, and where it finds its share of a stage. Its multiply<kWidth>(chunks,
+// storage, ring, acc) makes the accumulators of one tile and moves the ring on.
 template <class Config>
 struct Consumer;
 
@@ -368,7 +371,7 @@ __device__ __forceinline__ void for_widths(const Run& run) {
   [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) __attribute__((always_inline)) {
     (run.template operator()<kIndices>(), ...);
   }
-  (std::make_integer_sequence<int, Config::kWidths>{});
+  (std::make_integer_sequence<int, Config::kNumWidths>{});
 }
 
 // The producer, a warp: starts the copies of each stage as soon as it is free. Chunks of weights along K are
@@ -413,7 +416,7 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
     cuda::await_previous_kernel();
   }
   for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
-    constexpr int kWidth = Config::kOfTile.width(kIndex), kShare = Config::kOfTile.share(kIndex);
+    constexpr int kWidth = Config::kTileWidths.width(kIndex), kShare = Config::kTileWidths.share(kIndex);
     for (; index < uniform(walk.end(kIndex)); index += walk.step()) {
       const Tile tile = uniform_tile(walk, index);
       const int tiles = clamp_to(p.tiles - tile.weight_tile, Config::kRowTiles);
@@ -574,7 +577,7 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
   StageRing ring;
   int index = walk.first();
   for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
-    constexpr int kWidth = Config::kOfTile.width(kIndex);
+    constexpr int kWidth = Config::kTileWidths.width(kIndex);
     for (; index < walk.end(kIndex); index += walk.step()) {
       const Consumer<Config> consumer(s);
       Work<Config>& work = work_of<Config>(consumer.place, index, s);

@@ -23,9 +23,9 @@ class HopperLayer final : public PreparedLayer {
 
   // Operands in GPU memory. The tile is chosen by routing.tokens alone, so that the same tokens give the same
   // bits however they are routed. FP8 rows are as fp8_rows.h says, in expert order, with room for rows of the
-  // worst routing. `workspace`: as many bytes as the functions below say, for rows of the worst routing; free
-  // after the call. `in_pass`: the offsets are settled and NVFP4 rows decoded, as GroupedInput says.
-  // prepare() must have been called.
+  // worst routing. `workspace`: as many bytes as the functions below say, for rows of the worst routing, free
+  // after the call; none where NVFP4 rows are decoded. `in_pass`: the offsets are settled and NVFP4 rows
+  // decoded, as GroupedInput says. prepare() must have been called.
   cudaError_t gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
                            const ActivationRows& out, unsigned long long* saturated, void* workspace,
                            bool in_pass, cudaStream_t stream) const;

@@ -1,5 +1,6 @@
-// hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row; a dynamic scale
-// of h takes one or three more, for it is known only when all of h is.
+// hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row, six where there
+// are so many pairs that sorting takes two; a dynamic scale of h takes one or three more, for it is known
+// only when all of h is.
 #include "cuda/sm90/hopper_pass.h"
 
 #include <limits>
@@ -53,7 +54,7 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   Arena arena(base, kDeviceAlignment);
   const bool fp8 = options_.activations == ActivationFormat::kFp8;
   Buffers b{take_buffers(arena, config, options_, tokens,
-                         {.x_per_row = fp8 || options_.x_per_row(), .nvfp4_scales = true})};
+                         {.x_per_row = fp8 || options_.x_per_row(), .nvfp4_decoded = true})};
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
