@@ -3,16 +3,20 @@
 // come back to an expert late; their results are compared before.
 //
 //     bench_ggml MODEL EXPERTS THREADS TOKENS...        (EXPERTS 0: all that the model has)
+#include <fmt/format.h>
 #include <ggml-cpu.h>
 #include <ggml.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -195,8 +199,21 @@ int run(int count, char** arguments) {
   }
   LayerConfig config = find_geometry(arguments[1]).config;
   config.router = {};
-  if (std::atoi(arguments[2]) > 0) config.num_experts = std::atoi(arguments[2]);
-  const int threads = std::atoi(arguments[3]);
+  const auto number = [&](int i, const char* name, std::int64_t least) {
+    const std::int64_t value = std::atoll(arguments[i]);
+    if (value < least) {
+      fail(ErrorCode::kInvalidArgument, "{} must be a number from {} on, got '{}'", name, least,
+           arguments[i]);
+    }
+    return value;
+  };
+  if (const std::int64_t experts = number(2, "EXPERTS", 0); experts > 0) {
+    if (experts < config.top_k) {
+      fail(ErrorCode::kInvalidArgument, "EXPERTS must be 0 or {} at least, got {}", config.top_k, experts);
+    }
+    config.num_experts = experts;
+  }
+  const int threads = static_cast<int>(number(3, "THREADS", 1));
   if (config.activation.kind != Activation::kSwiGlu) {
     fail(ErrorCode::kUnsupported, "expected a model with swiglu, got {}", to_string(config.activation.kind));
   }
@@ -212,7 +229,7 @@ int run(int count, char** arguments) {
     others.emplace_back(fmt::format("ggml {}", ggml_type_name(type)),
                         std::make_unique<GgmlLayer>(weights, type, threads));
   }
-  for (int i = 4; i < count; ++i) compare(layer, others, std::atoi(arguments[i]));
+  for (int i = 4; i < count; ++i) compare(layer, others, number(i, "TOKENS", 1));
   return 0;
 }
 

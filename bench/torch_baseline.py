@@ -77,7 +77,7 @@ class Timer:
         return begin.elapsed_time(end) * 1e-3
 
     def median(self, work):
-        work()
+        time.sleep(REST * self.seconds(work))  # once to warm up
         times = []
         while len(times) < FEWEST or (sum(times) < SECONDS and len(times) < MOST):
             times.append(self.seconds(work))

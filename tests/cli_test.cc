@@ -218,6 +218,7 @@ const std::string kBench = "bench --model GLM-4.7-Flash --experts 4 --repeat 2 "
 TEST_F(CliTest, BenchTimesALayer) {
   const json found = megamoe_json(kBench + "--tokens 3,1,3 --activations nvfp4,bf16 --svg " + path("t.svg"));
   EXPECT_FALSE(found.at("device").get<std::string>().empty());
+  EXPECT_EQ(found.at("sustained"), false);
   EXPECT_FALSE(found.at("bandwidth_of").get<std::string>().empty());
   EXPECT_GT(found.at("bandwidth_bytes_per_second").get<double>(), 0);
   const json& results = found.at("results");

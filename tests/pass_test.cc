@@ -444,6 +444,45 @@ TEST_F(PassTest, ManySizesAreCapturedWithoutAnEagerCall) {
   }
 }
 
+// A pass begins while the one before still runs, in the same memory, over another routing.
+TEST_F(PassTest, PassesInARowShareAWorkspace) {
+  const LayerConfig config = small_config(kKinds[1]);
+  const auto layer = make_layer(config, false);
+  for (const MoeLayerOptions& options : some_options()) {
+    const MoeLayer moe(layer->weights, options);
+    for (const std::int64_t tokens : {1, 17, 129, 2000}) {
+      SCOPED_TRACE(::testing::Message() << describe(options) << ", " << tokens << " tokens");
+      std::vector<Input> inputs;
+      std::vector<Outcome> want;
+      std::vector<std::unique_ptr<Operands>> passes;
+      for (std::uint64_t turn = 0; turn < 12; ++turn) {
+        inputs.push_back(routed_input(config, tokens, turn));
+        want.push_back(run_on_stream(moe, inputs.back()));
+        passes.push_back(std::make_unique<Operands>(moe, tokens));
+      }
+      const PoisonedWorkspace workspace(moe, tokens, 0x7F);
+      const Stream stream;
+      const auto enqueue = [&] {
+        for (const auto& pass : passes) pass->enqueue(moe, workspace.span(), stream.get());
+      };
+      const auto run_all = [&](const std::function<void()>& run) {
+        for (std::size_t i = 0; i < passes.size(); ++i) {
+          passes[i]->set(inputs[i]);
+          passes[i]->set_status({});
+        }
+        run();
+        stream.synchronize();
+        for (std::size_t i = 0; i < passes.size(); ++i) expect_same(passes[i]->outcome(), want[i]);
+      };
+      run_all(enqueue);
+      const Graph graph(stream.get(), enqueue);
+      run_all([&] { graph.launch(); });
+      workspace.check_guard();
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_F(PassTest, TwoThreadsOnTwoStreams) {
   const LayerConfig config = make_config(512, 256, 8, 2);
   const auto layer = make_layer(config, false);

@@ -226,6 +226,9 @@ TEST(TileChoices, AreTilesThatThereAreAndFitTheRows) {
           ASSERT_GT(mean, wide_tile(type)) << tile << " for " << rows << " rows of " << experts << " experts";
           continue;
         }
+        if (tile.tokens == wide_tile(type) && widest_tile(type) > wide_tile(type)) {
+          ASSERT_LE(mean, wide_tile(type)) << tile << " for " << rows << " rows of " << experts << " experts";
+        }
         const int narrower = tile.tokens == wide_tile(type) ? narrow_tile(type) : tile.tokens - 8;
         if (tile.tokens < wide_tile(type)) {
           ASSERT_LE(one_more, tile.tokens) << tile << " for " << rows << " rows of " << experts << " experts";
@@ -335,6 +338,37 @@ TEST_F(GemmTest, WideTilesOfEveryWidth) {
                [&](const Verdict& v, ActivationFormat, bool, bool) {
                  operands == Operands::kExact ? expect_equal_sums(v) : expect_close(v);
                });
+    }
+  }
+}
+
+// As many experts as there may be, most of them without rows; and all rows the last one's.
+TEST_F(GemmTest, ManyExperts) {
+  std::uint64_t seed = 1;
+  for (const int experts : {1023, 1024}) {
+    RoutedRows scattered{{0}, {}}, last{{0}, {}};
+    for (int e = 0; e < experts; ++e) {
+      const bool busy = e % 97 == 5 || e == experts - 1;
+      scattered.offsets.push_back(scattered.offsets.back() + (busy ? 1 + e * 7 % 300 : 0));
+      last.offsets.push_back(e == experts - 1 ? 700 : 0);
+    }
+    const auto weights =
+        testing::wide_layer(testing::make_config(16, 16, experts, 1), Operands::kExact, false, seed);
+    const DeviceLayer layer(weights->weights);
+    for (const OperandType type : {OperandType::kBf16, OperandType::kFp8}) {
+      for (const TileChoice& tile : tile_kinds(type)) {
+        for (const RoutedRows& routed : {scattered, last}) {
+          run_case({.weights = weights->weights,
+                    .layer = layer,
+                    .operands = Operands::kExact,
+                    .routed = routed,
+                    .tokens = 0,
+                    .samples = kEverything,
+                    .options = {.tile = tile},
+                    .seed = ++seed},
+                   [&](const Verdict& v, ActivationFormat, bool, bool) { expect_equal_sums(v); });
+        }
+      }
     }
   }
 }
