@@ -67,6 +67,8 @@ nb::object torch_capsule(nb::handle object) {
   }
   if (object.type().ptr() != tensor_type) return nb::none();
   try {
+    // A negative that has not been carried out yet is not in the memory.
+    if (nb::cast<bool>(object.attr("is_neg")())) return nb::handle(to_dlpack)(object.attr("resolve_neg")());
     return nb::handle(to_dlpack)(object);
   } catch (const nb::python_error&) {
     return nb::none();

@@ -97,6 +97,8 @@ class MoELayer:
         torch = torch_of(x)
         if torch is not None and x.is_cuda:
             return self._call_on_stream(torch, x, topk_ids, topk_weights, out)
+        if torch is None and not hasattr(x, "shape") and hasattr(x, "__dlpack__"):
+            x = numpy.from_dlpack(x)
         if out is None:
             out = _empty_like(torch, x)
         self._core.forward(x, topk_ids, topk_weights, out)
@@ -115,7 +117,7 @@ class MoELayer:
         tokens = x.detach() if x.requires_grad else x
         if x.dtype in (torch.float32, torch.float16):
             tokens = tokens.to(torch.bfloat16)
-        if tokens.data_ptr() % 16 or tokens.stride(0) % 8 or tokens.stride(1) != 1:
+        if tokens.data_ptr() % 16 or tokens.stride(0) % 8 or tokens.stride(0) < tokens.shape[1] or tokens.stride(1) != 1:
             tokens = tokens.clone(memory_format=torch.contiguous_format)
         if topk_ids.dtype == torch.int64:  # what does not fit in 32 bits must not become an id that does
             topk_ids = topk_ids.clamp(-2, 2**31 - 1).to(torch.int32)

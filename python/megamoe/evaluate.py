@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import megamoe
 from megamoe.transformers import Recipe, replace_experts
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -47,17 +48,22 @@ def read_windows(model: str | os.PathLike[str], vocabulary: int, text: bytes, co
     if any((pathlib.Path(model) / name).exists() for name in TOKENIZER_FILES):
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        tokens = tokenizer(text.decode(), add_special_tokens=False)["input_ids"]
-        size = lambda ids: len(str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).encode())
+        tokenizer, characters = AutoTokenizer.from_pretrained(model), text.decode()
+        if not tokenizer.is_fast:
+            raise ValueError(f"{model} must have a tokenizer that says where its tokens lie in the text (a fast one)")
+        found = tokenizer(characters, add_special_tokens=False, return_offsets_mapping=True)
+        tokens, ends = found["input_ids"], [end for _, end in found["offset_mapping"]]
+        # A character of several tokens is behind the first of them.
+        size = lambda first, last: len(characters[ends[first]:ends[last]].encode())
     elif vocabulary == 256:
-        tokens, size = list(text), len
+        tokens, size = list(text), lambda first, last: last - first
     else:
         raise ValueError(f"{model} must have a tokenizer, or a vocabulary of 256 for bytes, got {vocabulary}")
     if len(tokens) < count * length:
         raise ValueError(f"the text must have {count} windows of {length} tokens, got {len(tokens)} tokens")
-    windows = [tokens[i * length:(i + 1) * length] for i in range(count)]
-    return Windows(torch.tensor(windows), sum(size(window[1:]) for window in windows))
+    begins = range(0, count * length, length)
+    return Windows(torch.tensor([tokens[begin:begin + length] for begin in begins]),
+                   sum(size(begin, begin + length - 1) for begin in begins))
 
 
 @torch.inference_mode()
@@ -121,9 +127,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not pathlib.Path(options.model).is_dir():
         parser.error(f"there is no directory {options.model}")
+    if options.checkpoint is not None and not pathlib.Path(options.checkpoint).exists():
+        parser.error(f"there is no checkpoint {options.checkpoint}")
+    options.activations = [name.strip() for name in options.activations.split(",")]
+    for name in options.activations:
+        if name not in ("bf16", "fp8", "nvfp4"):
+            parser.error(f"--activations must be some of bf16, fp8 and nvfp4, got {name!r}")
+    if options.backend and options.backend not in (known := [backend["name"] for backend in megamoe.backends()]):
+        parser.error(f"--backend must be one of {', '.join(known)}, got {options.backend!r}")
+    for flag, scale in (("--x-scale", options.x_scale), ("--h-scale", options.h_scale)):
+        if scale not in ("", "static", "layer-max", "token", "tensor"):
+            parser.error(f"{flag} must be static, layer-max, token or tensor, got {scale!r}")
     try:
+        if torch.device(options.device).type not in ("cpu", "cuda"):
+            parser.error(f"--device must be cpu or cuda, got {options.device!r}")
         torch.empty(0, device=options.device)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         parser.error(f"--device {options.device}: {str(error).splitlines()[0]}")
     return options
 
@@ -138,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     windows = read_windows(options.model, model.config.get_text_config().vocab_size, text, options.windows,
                            options.window)
     results = evaluate(model, windows, options.checkpoint or Recipe(four_over_six=options.four_over_six),
-                       options.activations.split(","), options.batch,
+                       options.activations, options.batch,
                        lambda name, batches: tqdm(batches, name, leave=False, unit="batch", disable=None),
                        backend=options.backend, x_scale=options.x_scale, h_scale=options.h_scale)
     if options.json:

@@ -29,7 +29,8 @@ def register(layer: MoELayer) -> str:
     """A name for `layer` that the operators take; it holds for as long as the layer lives."""
     if not isinstance(layer, MoELayer):
         raise TypeError(f"layer must be a MoELayer, got {type(layer).__name__}")
-    name = f"layer{next(_numbers)}"
+    # With what the operators' shapes depend on: torch keeps compiled graphs on disk, by the operators' arguments.
+    name = f"layer{next(_numbers)}-{layer.config['num_experts']}-top{layer.config['top_k']}"
     _layers[name] = layer
     return name
 

@@ -48,9 +48,9 @@ def replace_experts(model: nn.Module, source: str | os.PathLike[str] | Recipe = 
     source   a quantised checkpoint, whose layers are matched by number; or a Recipe: the model's own experts, quantised
     options  backend, activations, x_scale, h_scale and device, as MoELayer.from_checkpoint
 
-    The model then computes no gradients through its experts. Raises ValueError where the model has no such block or
-    the checkpoint's layer has another shape, LookupError where it lacks the layer, NotImplementedError for an
-    activation the library does not have.
+    The model then computes no gradients through its experts, and does not save them: restore() them first. Raises
+    ValueError where the model has no such block or is one itself, or the checkpoint's layer has another shape, LookupError
+    where it lacks the layer, NotImplementedError for an activation the library does not have.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
@@ -58,6 +58,8 @@ def replace_experts(model: nn.Module, source: str | os.PathLike[str] | Recipe = 
     if not blocks:
         raise ValueError(f"model must have modules with 3-dimensional gate_up_proj and down_proj, {type(model).__name__} "
                          "has none")
+    if "" in blocks:
+        raise ValueError(f"model must hold the experts' modules, got such a module itself, {type(model).__name__}")
     layers = {name: _make_layer(name, module, source, options) for name, module in blocks.items()}
     for name, layer in layers.items():
         _set_module(model, name, Experts(layer))
@@ -88,6 +90,10 @@ def _make_layer(name: str, module: Any, source: str | os.PathLike[str] | Recipe,
     number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     if number is None:
         raise ValueError(f"the module's name must say its layer (layers.N), got {name}")
+    encoding = megamoe.open(source).layer(int(number[1])).expert(0).down.encoding
+    if encoding not in ("nvfp4", "mxfp4"):
+        raise ValueError(f"{source} must hold experts in NVFP4 or MXFP4, got {encoding} ones; a Recipe quantises the "
+                         "model's own")
     layer = MoELayer.from_checkpoint(source, int(number[1]), routed_only=True, **options)
     shape = tuple(layer.config[key] for key in ("num_experts", "hidden", "intermediate"))
     if shape != (experts, hidden, intermediate):

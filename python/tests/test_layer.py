@@ -54,6 +54,24 @@ def relative_error(y, expected):
 BF16_ROUNDING = 2 * 2.0**-9
 
 
+def test_takes_what_only_exports_its_memory():
+    class Exported:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **kwargs):
+            return self.array.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    layer = make_layer()
+    x, ids, weights = random_input()
+    expected = layer(x.astype(np.float32), ids, weights)
+    got = layer(*(Exported(array) for array in (x.astype(np.float32), ids, weights)))
+    assert np.array_equal(got, expected)
+
+
 def test_agrees_with_fp64():
     x, ids, weights = random_input()
     ids[3, 1] = -1

@@ -45,6 +45,19 @@ def test_gives_the_bits_of_numpy(layer):
     assert layer(x, ids, weights, out=out) is out and same_bits(out, expected)
 
 
+def test_sees_negatives_that_were_not_carried_out(layer):
+    x, ids, weights = tensors()
+    negative = torch.complex(x.float(), -x.float()).conj().imag
+    assert negative.is_neg() and torch.equal(negative, x.float())
+    assert same_bits(layer(negative, ids, weights), layer(x.float(), ids, weights))
+    assert np.array_equal(megamoe.quantize(negative).codes, megamoe.quantize(x.float()).codes)
+
+
+# Compiled graphs stay on disk, and are found again by the operators' arguments.
+def test_names_say_what_shapes_depend_on(layer):
+    assert megamoe.torch.register(layer).endswith(f"-{EXPERTS}-top{layer.config['top_k']}")
+
+
 def test_tensors_come_and_go_by_dlpack():
     x = torch.randn(32, 64, dtype=torch.bfloat16)
     q = megamoe.quantize(x.requires_grad_())

@@ -106,6 +106,11 @@ def test_takes_experts_from_a_checkpoint(tmp_path, kind):
 
 
 def test_says_what_does_not_fit(model_path, quantized_path):
+    with pytest.raises(ValueError, match="must hold experts in NVFP4 or MXFP4, got dense ones"):
+        replace_experts(transformers.AutoModelForCausalLM.from_pretrained(model_path), model_path)
+    experts = next(module for module in make_model("Mixtral").modules() if hasattr(module, "gate_up_proj"))
+    with pytest.raises(ValueError, match="got such a module itself"):
+        replace_experts(experts)
     with pytest.raises(TypeError, match="model must be a torch module, got str"):
         replace_experts("model")
     with pytest.raises(FileNotFoundError, match="no-such"):
@@ -170,13 +175,31 @@ def test_prints_a_table_or_json(capsys, model_path, quantized_path):
 @pytest.mark.parametrize("change, message", [
     (["--windows", "0"], "--windows: must be 1 or more, got 0"), (["--window", "1"], "must be 2 or more, got 1"),
     (["--batch", "-1"], "--batch: must be 1 or more"), (["--dtype", "int8"], "invalid choice: 'int8'"),
-    (["--device", "gpu"], "--device gpu: "), (["no-such-model"], "there is no directory no-such-model"),
+    (["--device", "gpu"], "--device gpu: "), (["--device", "meta"], "--device must be cpu or cuda, got 'meta'"),
+    (["--activations", "bf16,int8"], "must be some of bf16, fp8 and nvfp4, got 'int8'"),
+    (["--backend", "tpu"], "--backend must be one of "), (["--x-scale", "big"], "--x-scale must be static, layer-max"),
+    (["--checkpoint", "no-such"], "there is no checkpoint no-such"), (["no-such-model"], "there is no directory no-such-model"),
 ])
 def test_refuses_arguments_that_do_not_fit(capsys, model_path, change, message):
     with pytest.raises(SystemExit):
         main([*([] if change[0] == "no-such-model" else [str(model_path)]), "--text", str(model_path / "held_out.txt"),
               *change])
     assert message in capsys.readouterr().err
+
+
+# Tokens are bytes, so that characters fall apart at a window's edges.
+@pytest.mark.parametrize("text", ["plain words. " * 40, "\u3042\u3044\u3046" * 80, "\u043f\u0440\u0438\u0432\u0435\u0442 " * 40])
+def test_counts_bytes_behind_a_tokenizer(tmp_path, text):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    windows = read_windows(tmp_path, 256, text.encode(), 8, 31)
+    assert windows.ids.shape == (8, 31)
+    cut = 0 if text.isascii() else 8 * 2 * 3  # a character at either end of each
+    assert abs(windows.predicted_bytes - 8 * 30) <= cut
 
 
 def test_refuses_texts_that_are_too_short(model_path):
