@@ -246,7 +246,14 @@ HostMatrix<T>::HostMatrix(Array array) : array_(std::move(array)) {
   if (holds<T>(array_) && array_.is_matrix()) {
     view_ = {reinterpret_cast<const T*>(array_.data()), array_.rows(), array_.cols(), array_.row_stride()};
   } else {
-    copy_ = copy_as<T>(array_);
+    // Others may run meanwhile, where it is long enough for taking turns.
+    constexpr std::int64_t kLong = 1 << 16;
+    if (array_.rows() > kLong / std::max<std::int64_t>(array_.cols(), 1)) {
+      const nb::gil_scoped_release release;
+      copy_ = copy_as<T>(array_);
+    } else {
+      copy_ = copy_as<T>(array_);
+    }
     view_ = {copy_.data(), array_.rows(), array_.cols()};
   }
 }

@@ -206,9 +206,8 @@ nb::dict rewrite_model(const Rewrite& rewrite, nb::handle source, const std::fil
 }
 
 nb::dict quantize_model(nb::handle source, const std::filesystem::path& destination,
-                        const std::string& format, const std::string& activations,
-                        const std::optional<std::filesystem::path>& scales, bool four_over_six,
-                        std::optional<std::vector<int>> layers, bool shared_experts,
+                        const std::string& format, const std::string& activations, const nb::object& scales,
+                        bool four_over_six, std::optional<std::vector<int>> layers, bool shared_experts,
                         const std::string& gate_up_scale, bool overwrite, const std::string& fused_layout,
                         const nb::object& progress) {
   QuantizeCheckpointOptions options;
@@ -216,7 +215,7 @@ nb::dict quantize_model(nb::handle source, const std::filesystem::path& destinat
   options.activations =
       parse_choice("activations", activations,
                    {ActivationScales::kNone, ActivationScales::kStatic, ActivationScales::kDynamic});
-  options.scales = scales.value_or("");
+  if (!scales.is_none()) options.scales = existing_path(scales, "scales");
   options.four_over_six = four_over_six;
   options.layers = std::move(layers);
   options.shared_experts = shared_experts;

@@ -89,6 +89,8 @@ def test_errors_say_what_was_expected(tmp_path, model_path):
     for other in (3, None):
         with pytest.raises(TypeError, match=f"checkpoint must be a path, got {type(other).__name__}"):
             megamoe.open(other)
+    with pytest.raises(FileNotFoundError, match="no-scales"):
+        megamoe.quantize_checkpoint(model_path, tmp_path / "x", activations="static", scales=tmp_path / "no-scales")
     with pytest.raises(TypeError, match="progress must be callable, got int"):
         megamoe.quantize_checkpoint(model_path, tmp_path / "x", progress=3)
     with pytest.raises(LookupError, match="0, 1"):
