@@ -248,12 +248,9 @@ HostMatrix<T>::HostMatrix(Array array) : array_(std::move(array)) {
   } else {
     // Others may run meanwhile, where it is long enough for taking turns.
     constexpr std::int64_t kLong = 1 << 16;
-    if (array_.rows() > kLong / std::max<std::int64_t>(array_.cols(), 1)) {
-      const nb::gil_scoped_release release;
-      copy_ = copy_as<T>(array_);
-    } else {
-      copy_ = copy_as<T>(array_);
-    }
+    std::optional<nb::gil_scoped_release> release;
+    if (array_.rows() > kLong / std::max<std::int64_t>(array_.cols(), 1)) release.emplace();
+    copy_ = copy_as<T>(array_);
     view_ = {copy_.data(), array_.rows(), array_.cols()};
   }
 }

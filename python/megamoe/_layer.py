@@ -97,8 +97,6 @@ class MoELayer:
         torch = torch_of(x)
         if torch is not None and x.is_cuda:
             return self._call_on_stream(torch, x, topk_ids, topk_weights, out)
-        if torch is None and not hasattr(x, "shape") and hasattr(x, "__dlpack__"):
-            x = numpy.from_dlpack(x)
         if out is None:
             out = _empty_like(torch, x)
         self._core.forward(x, topk_ids, topk_weights, out)
@@ -219,6 +217,8 @@ def _empty_like(torch: Any, x: Any) -> Any:
             return torch.empty_like(x)  # the quicker way
         return torch.empty(x.shape, dtype=x.dtype)
     shape = getattr(x, "shape", None)
+    if shape is None and hasattr(x, "__dlpack__"):
+        return numpy.empty_like(numpy.from_dlpack(x))
     if shape is None:
         raise TypeError(f"x must be an array, got {type(x).__name__}")
     return numpy.empty(shape, x.dtype)

@@ -22,6 +22,7 @@ from torch import Tensor
 import megamoe
 from megamoe.transformers import Recipe, replace_experts
 
+ACTIVATIONS = ("bf16", "fp8", "nvfp4")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -79,7 +80,7 @@ def bits_per_byte(model: Any, windows: Windows, batch: int = 8,
 
 
 def evaluate(model: torch.nn.Module, windows: Windows, source: str | os.PathLike[str] | Recipe = Recipe(),
-             activations: Sequence[str] = ("bf16", "fp8", "nvfp4"), batch: int = 8,
+             activations: Sequence[str] = ACTIVATIONS, batch: int = 8,
              progress: Callable[[str, Iterable[Tensor]], Iterable[Tensor]] = lambda name, batches: batches,
              **options: Any) -> list[Result]:
     """The loss of the model as it is, then with its experts replaced from `source` for each format of activations.
@@ -113,7 +114,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", required=True, type=pathlib.Path, help="a file of text the model has not seen")
     parser.add_argument("--checkpoint", help="take the experts from this quantised checkpoint (default: quantise the "
                                              "model's own)")
-    parser.add_argument("--activations", default="bf16,fp8,nvfp4", help="formats to try (default: %(default)s)")
+    parser.add_argument("--activations", default=",".join(ACTIVATIONS), help="formats to try (default: %(default)s)")
     parser.add_argument("--x-scale", default="", help="nvfp4: tensor scale of x: static, layer-max, token or tensor")
     parser.add_argument("--h-scale", default="", help="nvfp4: tensor scale of h: likewise")
     parser.add_argument("--four-over-six", action="store_true", help="quantise with two candidates for each block")
@@ -131,7 +132,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"there is no checkpoint {options.checkpoint}")
     options.activations = [name.strip() for name in options.activations.split(",")]
     for name in options.activations:
-        if name not in ("bf16", "fp8", "nvfp4"):
+        if name not in ACTIVATIONS:
             parser.error(f"--activations must be some of bf16, fp8 and nvfp4, got {name!r}")
     if options.backend and options.backend not in (known := [backend["name"] for backend in megamoe.backends()]):
         parser.error(f"--backend must be one of {', '.join(known)}, got {options.backend!r}")

@@ -60,7 +60,8 @@ def replace_experts(model: nn.Module, source: str | os.PathLike[str] | Recipe = 
                          "has none")
     if "" in blocks:
         raise ValueError(f"model must hold the experts' modules, got such a module itself, {type(model).__name__}")
-    layers = {name: _make_layer(name, module, source, options) for name, module in blocks.items()}
+    checkpoint = None if isinstance(source, Recipe) else megamoe.open(source)
+    layers = {name: _make_layer(name, module, source, checkpoint, options) for name, module in blocks.items()}
     for name, layer in layers.items():
         _set_module(model, name, Experts(layer))
     return Replacement(layers, blocks, model)
@@ -78,7 +79,7 @@ def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 # Modules are Any from here on: their parameters are theirs to name.
 def _make_layer(name: str, module: Any, source: str | os.PathLike[str] | Recipe,
-                options: dict[str, Any]) -> MoELayer:
+                checkpoint: megamoe.Checkpoint | None, options: dict[str, Any]) -> MoELayer:
     if module.down_proj.is_cuda:
         options = {"device": module.down_proj.device.index} | options
     transposed = getattr(module, "is_transposed", False)
@@ -90,7 +91,7 @@ def _make_layer(name: str, module: Any, source: str | os.PathLike[str] | Recipe,
     number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     if number is None:
         raise ValueError(f"the module's name must say its layer (layers.N), got {name}")
-    encoding = megamoe.open(source).layer(int(number[1])).expert(0).down.encoding
+    encoding = checkpoint.layer(int(number[1])).expert(0).down.encoding
     if encoding not in ("nvfp4", "mxfp4"):
         raise ValueError(f"{source} must hold experts in NVFP4 or MXFP4, got {encoding} ones; a Recipe quantises the "
                          "model's own")
