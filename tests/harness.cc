@@ -250,7 +250,7 @@ std::vector<ActivationFormat> Conformance::formats(WeightFormat weights) const {
   std::vector<ActivationFormat> result;
   for (const ActivationFormat format :
        {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
-    if (backend().runs(format, weights, false)) result.push_back(format);
+    if (backend().runs(format, weights)) result.push_back(format);
   }
   return result;
 }

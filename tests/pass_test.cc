@@ -24,22 +24,40 @@ using L1 = MoeLayerOptions::L1;
 
 constexpr bf16 kBetweenRows{0x7FC0};
 
+enum class Shared { kNone, kPlain, kGated };
 struct LayerKind {
   const char* name;
   ActivationConfig activation;
   bool bias;
+  Shared shared;
 };
-constexpr LayerKind kKinds[] = {{"swiglu", {}, false},
-                                {"clamped", {.kind = Activation::kSwiGluClamped, .limit = 1.5f}, false},
-                                {"gpt-oss", {.kind = Activation::kGptOss, .limit = 2.0f}, true},
-                                {"relu2", {.kind = Activation::kRelu2}, true}};
+constexpr LayerKind kKinds[] = {
+    {"swiglu", {}, false, Shared::kNone},
+    {"clamped", {.kind = Activation::kSwiGluClamped, .limit = 1.5f}, false, Shared::kGated},
+    {"gpt-oss", {.kind = Activation::kGptOss, .limit = 2.0f}, true, Shared::kNone},
+    {"relu2", {.kind = Activation::kRelu2}, true, Shared::kPlain}};
 
 // Widths of several chunks of 64 columns, none of them whole at the end.
 LayerConfig small_config(const LayerKind& kind) { return make_config(144, 80, 5, 3, kind.activation); }
 
-// Static scales of x and h differ by expert; the first ones are so small that blocks saturate.
-std::unique_ptr<TestLayer> make_layer(const LayerConfig& config, bool bias) {
-  auto layer = random_layer(config, WeightFormat::kNvfp4, 1, bias);
+// Static scales of x and h differ by expert; the first ones are so small that blocks saturate. The shared
+// expert is wider than the others.
+std::unique_ptr<TestLayer> make_layer(const LayerConfig& config, const LayerKind& kind) {
+  auto layer = random_layer(config, WeightFormat::kNvfp4, 1, kind.bias);
+  if (kind.shared != Shared::kNone) {
+    SharedExpert& shared = layer->weights.shared;
+    Random random(2);
+    const std::int64_t hidden = config.hidden, intermediate = config.intermediate + 48;
+    shared.present = true;
+    shared.activation.kind = config.activation.gated() ? Activation::kSwiGlu : Activation::kRelu2;
+    if (config.activation.gated())
+      shared.weights.gate = layer->random(WeightFormat::kNvfp4, intermediate, hidden, random);
+    shared.weights.up = layer->random(WeightFormat::kNvfp4, intermediate, hidden, random);
+    shared.weights.down = layer->random(WeightFormat::kNvfp4, hidden, intermediate, random);
+    std::vector<float> gate(static_cast<std::size_t>(hidden));
+    for (float& g : gate) g = random.bell() * 0.1f;
+    if (kind.shared == Shared::kGated) shared.gate = layer->floats(gate);
+  }
   float factor = 1.0f;
   for (ExpertWeights& expert : layer->weights.experts) {
     expert.input_scale = 0.0004f * factor;
@@ -259,7 +277,7 @@ TEST_F(PassTest, EqualsTheStepsForEveryLayerAndOption) {
   unsigned long long saturated = 0;
   for (const LayerKind& kind : kKinds) {
     const LayerConfig config = small_config(kind);
-    const auto layer = make_layer(config, kind.bias);
+    const auto layer = make_layer(config, kind);
     for (const MoeLayerOptions& options : all_options(config.activation.gated())) {
       MoeLayer moe(layer->weights, options);
       ASSERT_TRUE(moe.on_gpu());
@@ -280,7 +298,7 @@ TEST_F(PassTest, EqualsTheStepsForEveryLayerAndOption) {
 TEST_F(PassTest, EqualsTheStepsForEveryRouting) {
   for (const LayerKind& kind : kKinds) {
     const LayerConfig config = small_config(kind);
-    const auto layer = make_layer(config, kind.bias);
+    const auto layer = make_layer(config, kind);
     std::vector<MoeLayerOptions> all = some_options();
     if (!config.activation.gated()) all.pop_back();
     for (const MoeLayerOptions& options : all) {
@@ -301,7 +319,7 @@ TEST_F(PassTest, EqualsTheStepsForEveryRouting) {
 // Sums long enough that another order of them would show.
 TEST_F(PassTest, EqualsTheStepsForLongSums) {
   const LayerConfig config = make_config(2048, 1024, 8, 2, kKinds[1].activation);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[1]);
   for (const MoeLayerOptions& options : some_options()) {
     MoeLayer moe(layer->weights, options);
     for (const std::int64_t tokens : {1, 7, 30, 129, 600}) {
@@ -314,7 +332,7 @@ TEST_F(PassTest, EqualsTheStepsForLongSums) {
 
 TEST_F(PassTest, NoTokensAndNobody) {
   const LayerConfig config = small_config(kKinds[0]);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[0]);
   for (const MoeLayerOptions& options : some_options()) {
     SCOPED_TRACE(describe(options));
     const MoeLayer moe(layer->weights, options);
@@ -332,7 +350,7 @@ TEST_F(PassTest, NoTokensAndNobody) {
 
 TEST_F(PassTest, WhatTheWorkspaceHeldDoesNotMatter) {
   const LayerConfig config = small_config(kKinds[2]);
-  const auto layer = make_layer(config, true);
+  const auto layer = make_layer(config, kKinds[2]);
   for (const MoeLayerOptions& options : some_options()) {
     const MoeLayer moe(layer->weights, options);
     for (const std::int64_t tokens : {1, 17, 129}) {
@@ -349,7 +367,7 @@ TEST_F(PassTest, WhatTheWorkspaceHeldDoesNotMatter) {
 
 TEST_F(PassTest, RepeatsGiveTheSameBits) {
   const LayerConfig config = make_config(2048, 1024, 8, 2);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[1]);
   for (const MoeLayerOptions& options : some_options()) {
     const MoeLayer moe(layer->weights, options);
     for (const std::int64_t tokens : {1, 17, 129}) {
@@ -399,7 +417,7 @@ class Graph {
 // Run on its own this is the first thing that the process does on the GPU, the loading of weights aside.
 TEST_F(PassTest, IsCapturedByItsVeryFirstCall) {
   const LayerConfig config = small_config(kKinds[1]);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[1]);
   for (const MoeLayerOptions& options : some_options()) {
     for (const std::int64_t tokens : {1, 17, 129}) {
       SCOPED_TRACE(::testing::Message() << describe(options) << ", " << tokens << " tokens");
@@ -429,7 +447,7 @@ TEST_F(PassTest, IsCapturedByItsVeryFirstCall) {
 // With every kernel's first launch under capture, whatever the number of tokens.
 TEST_F(PassTest, ManySizesAreCapturedWithoutAnEagerCall) {
   const LayerConfig config = small_config(kKinds[3]);
-  const auto layer = make_layer(config, true);
+  const auto layer = make_layer(config, kKinds[3]);
   const MoeLayer moe(layer->weights, nvfp4_options(ScaleSource::kDynamicRow, ScaleSource::kDynamicTensor));
   for (const std::int64_t tokens : {1, 2, 5, 10, 20, 40, 80, 160, 320, 2000}) {
     Operands operands(moe, tokens);
@@ -447,7 +465,7 @@ TEST_F(PassTest, ManySizesAreCapturedWithoutAnEagerCall) {
 // A pass begins while the one before still runs, in the same memory, over another routing.
 TEST_F(PassTest, PassesInARowShareAWorkspace) {
   const LayerConfig config = small_config(kKinds[1]);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[1]);
   for (const MoeLayerOptions& options : some_options()) {
     const MoeLayer moe(layer->weights, options);
     for (const std::int64_t tokens : {1, 17, 129, 2000}) {
@@ -485,7 +503,7 @@ TEST_F(PassTest, PassesInARowShareAWorkspace) {
 
 TEST_F(PassTest, TwoThreadsOnTwoStreams) {
   const LayerConfig config = make_config(512, 256, 8, 2);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[1]);
   for (const MoeLayerOptions& options : some_options()) {
     SCOPED_TRACE(describe(options));
     const MoeLayer moe(layer->weights, options);
@@ -516,7 +534,7 @@ TEST_F(PassTest, TwoThreadsOnTwoStreams) {
 
 TEST_F(PassTest, IdsOutOfRangeAreReportedAndLeftOut) {
   const LayerConfig config = small_config(kKinds[0]);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[0]);
   for (const MoeLayerOptions& options : some_options()) {
     SCOPED_TRACE(describe(options));
     const MoeLayer moe(layer->weights, options);
@@ -555,7 +573,7 @@ TEST_F(PassTest, IdsOutOfRangeAreReportedAndLeftOut) {
 
 TEST_F(PassTest, HostMemoryGoesTheSameWay) {
   const LayerConfig config = small_config(kKinds[2]);
-  const auto layer = make_layer(config, true);
+  const auto layer = make_layer(config, kKinds[2]);
   for (const MoeLayerOptions& options : some_options()) {
     SCOPED_TRACE(describe(options));
     MoeLayer moe(layer->weights, options);
@@ -598,7 +616,7 @@ TEST_F(PassTest, HostMemoryGoesTheSameWay) {
 
 TEST_F(PassTest, RefusesWhatItCannotRead) {
   const LayerConfig config = small_config(kKinds[0]);
-  const auto layer = make_layer(config, false);
+  const auto layer = make_layer(config, kKinds[0]);
   const MoeLayer moe(layer->weights, bf16_options());
   const std::int64_t bytes = moe.stream_workspace_bytes(4);
   const DeviceArray<std::byte> memory(bytes + 256);
@@ -631,10 +649,24 @@ TEST_F(PassTest, RefusesWhatItCannotRead) {
   cuda_check(cudaDeviceSynchronize(), "testing");  // nothing was started
 }
 
+TEST_F(PassTest, ASharedExpertInBf16IsRefusedOrGoesToTheCpu) {
+  const LayerConfig config = small_config(kKinds[1]);
+  const auto layer = make_layer(config, kKinds[1]);
+  Random random(3);
+  layer->weights.shared.weights.down =
+      layer->random(WeightFormat::kBf16, config.hidden, config.intermediate + 48, random);
+  MoeLayerOptions options = fp8_options();
+  expect_error(ErrorCode::kUnsupported,
+               {"'hopper'", "bf16 activations with bf16 weights", "the shared expert of", "another backend"},
+               [&] { MoeLayer(layer->weights, options); });
+  options.backend = "";
+  EXPECT_EQ(MoeLayer(layer->weights, options).backend(), "cpu");
+}
+
 TEST_F(PassTest, TheCurrentDeviceStaysWhatItWas) {
   if (cuda::device_count() < 2) GTEST_SKIP() << "one GPU alone";
-  const LayerConfig config = small_config(kKinds[0]);
-  const auto layer = make_layer(config, false);
+  const LayerConfig config = small_config(kKinds[1]);
+  const auto layer = make_layer(config, kKinds[1]);
   for (const MoeLayerOptions& options : some_options()) {
     SCOPED_TRACE(describe(options));
     const Input input = routed_input(config, 17, 0);
@@ -666,7 +698,7 @@ TEST_F(PassTest, TheCurrentDeviceStaysWhatItWas) {
 TEST_F(PassTest, SmallPasses) {
   for (const LayerKind& kind : kKinds) {
     const LayerConfig config = small_config(kind);
-    const auto layer = make_layer(config, kind.bias);
+    const auto layer = make_layer(config, kind);
     std::vector<MoeLayerOptions> all = some_options();
     if (!config.activation.gated()) all.pop_back();
     all.push_back(fp8_options(L1::kCompact));

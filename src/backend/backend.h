@@ -80,8 +80,8 @@ class Backend {
   virtual std::string_view needs() const = 0;        // "any CPU", "Hopper GPU", ...
   virtual bool supported() const = 0;                // on this machine, now
 
-  // Whether it runs a layer: its activations, a format that expert weights have, a shared expert or none.
-  virtual bool runs(ActivationFormat activations, WeightFormat weights, bool shared) const = 0;
+  // Whether it multiplies such activations by weights in such a format; a shared expert's are BF16.
+  virtual bool runs(ActivationFormat activations, WeightFormat weights) const = 0;
   // Whether sums of NVFP4 products are added in the reference's order, so that W4A4 gives the reference's
   // bits.
   virtual bool keeps_order() const = 0;

@@ -51,8 +51,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (p.shared != nullptr) {
     const float4 s = __ldcs(reinterpret_cast<const float4*>(p.shared + token * p.hidden + col));
-    acc = make_float4(__fadd_rn(acc.x, s.x), __fadd_rn(acc.y, s.y), __fadd_rn(acc.z, s.z),
-                      __fadd_rn(acc.w, s.w));
+    const float factor = p.shared_factors != nullptr ? p.shared_factors[token] : 1.0f;
+    acc = make_float4(add_product(acc.x, factor, s.x), add_product(acc.y, factor, s.y),
+                      add_product(acc.z, factor, s.z), add_product(acc.w, factor, s.w));
   }
   const uint2 y = make_uint2(to_bf16x2(acc.x, acc.y), to_bf16x2(acc.z, acc.w));
   bf16* out = p.y + token * p.y_stride + col;

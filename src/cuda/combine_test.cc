@@ -17,6 +17,7 @@ struct Case {
   bool shared;
   std::int64_t stride_more = 0;
   int poison = 0x7F;
+  bool factors = false;  // the shared expert's
 };
 
 void expect_reference(const Case& c, std::uint64_t seed) {
@@ -46,6 +47,12 @@ void expect_reference(const Case& c, std::uint64_t seed) {
   }
   for (float& w : weights) w = random.uniform(-1, 2);
   for (float& x : shared) x = random.bell();
+  std::vector<float> factors(c.factors ? static_cast<std::size_t>(c.tokens) : 0), scaled = shared;
+  for (float& f : factors) f = random.uniform(0, 1);
+  if (c.factors) {
+    for (std::size_t i = 0; i < scaled.size(); ++i)
+      scaled[i] = shared[i] * factors[i / static_cast<std::size_t>(c.hidden)];
+  }
 
   std::vector<std::int64_t> offsets = {0, rows};
   const Routing routing{.tokens = c.tokens,
@@ -57,16 +64,17 @@ void expect_reference(const Case& c, std::uint64_t seed) {
   const std::int64_t stride = c.hidden + c.stride_more;
   std::vector<bf16> want(static_cast<std::size_t>(c.tokens * stride));
   if (!want.empty()) std::memset(static_cast<void*>(want.data()), c.poison, want.size() * 2);
-  ref::combine(expert_out.data(), routing, weights.data(), c.shared ? shared.data() : nullptr,
+  ref::combine(expert_out.data(), routing, weights.data(), c.shared ? scaled.data() : nullptr,
                {want.data(), c.tokens, c.hidden, stride});
 
-  const DeviceArray<float> d_out(expert_out), d_weights(weights), d_shared(shared);
+  const DeviceArray<float> d_out(expert_out), d_weights(weights), d_shared(shared), d_factors(factors);
   const DeviceArray<std::int32_t> d_rows(slot_to_row);
   const Output<bf16> y(c.tokens * stride, c.poison);
   cuda_check(combine({.expert_out = d_out.data(),
                       .slot_to_row = d_rows.data(),
                       .weights = d_weights.data(),
                       .shared = c.shared ? d_shared.data() : nullptr,
+                      .shared_factors = c.factors ? d_factors.data() : nullptr,
                       .y = y.data(),
                       .y_stride = stride,
                       .tokens = c.tokens,
@@ -90,6 +98,12 @@ TEST_F(CombineTest, EqualsTheReference) {
 
 TEST_F(CombineTest, StridedRowsKeepWhatLiesBetween) {
   for (const std::int64_t more : {1, 4, 8, 33}) expect_reference({5, 80, 3, true, more}, 7);
+}
+
+TEST_F(CombineTest, SharedExpertsMayHaveFactors) {
+  for (const std::int64_t hidden : {16, 48, 2880}) {
+    expect_reference({.tokens = 7, .hidden = hidden, .top_k = 3, .shared = true, .factors = true}, 8);
+  }
 }
 
 TEST_F(CombineTest, NoTokensAndMany) {

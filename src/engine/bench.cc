@@ -49,7 +49,7 @@ void check_options(const BenchOptions& options) {
   for (const std::string& model : options.models) config_of(find_geometry(model), options.experts);
   const Backend& backend = find_backend(options.backend);
   for (const ActivationFormat format : options.activations) {
-    if (!backend.runs(format, WeightFormat::kNvfp4, false)) {
+    if (!backend.runs(format, WeightFormat::kNvfp4)) {
       fail(ErrorCode::kUnsupported, "the {} backend does not run {} activations with nvfp4 weights",
            backend.name(), to_string(format));
     }

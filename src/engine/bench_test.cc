@@ -254,7 +254,7 @@ TEST(LayerBenchTest, TimesEveryBackend) {
     if (!backend->supported()) continue;
     for (const ActivationFormat format :
          {ActivationFormat::kBf16, ActivationFormat::kFp8, ActivationFormat::kNvfp4}) {
-      if (!backend->runs(format, WeightFormat::kNvfp4, false)) continue;
+      if (!backend->runs(format, WeightFormat::kNvfp4)) continue;
       SCOPED_TRACE(fmt::format("{} {}", backend->name(), to_string(format)));
       MoeLayerOptions options;
       options.backend = backend->name();

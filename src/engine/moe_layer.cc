@@ -87,36 +87,37 @@ std::vector<float> static_scales(const LayerWeights& weights, ScaleSource source
   return scales;
 }
 
-// Calls visit(expert, its matrix) for every matrix of the routed experts.
-template <class Visit>
-void for_each_matrix(const LayerWeights& weights, const Visit& visit) {
-  for (std::size_t e = 0; e < weights.experts.size(); ++e) {
-    const ExpertWeights& expert = weights.experts[e];
+// A matrix that a backend does not multiply by its activations.
+struct Unfit {
+  std::string expert;  // whose it is
+  ActivationFormat activations;
+  WeightFormat weights;
+};
+std::optional<Unfit> first_unfit(const Backend& backend, const LayerWeights& weights,
+                                 ActivationFormat activations) {
+  const auto unfit = [&](const ExpertWeights& expert, ActivationFormat format) -> const WeightMatrix* {
     for (const WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
-      if (matrix->rows > 0) visit(e, *matrix);
+      if (matrix->rows > 0 && !backend.runs(format, matrix->format)) return matrix;
     }
+    return nullptr;
+  };
+  for (std::size_t e = 0; e < weights.experts.size(); ++e) {
+    if (const WeightMatrix* matrix = unfit(weights.experts[e], activations))
+      return Unfit{fmt::format("expert {}", e), activations, matrix->format};
   }
-}
-
-bool runs(const Backend& backend, const LayerWeights& weights, ActivationFormat activations) {
-  bool all = true;
-  for_each_matrix(weights, [&](std::size_t, const WeightMatrix& matrix) {
-    all = all && backend.runs(activations, matrix.format, weights.shared.present);
-  });
-  return all;
+  if (!weights.shared.present) return {};
+  if (const WeightMatrix* matrix = unfit(weights.shared.weights, ActivationFormat::kBf16))
+    return Unfit{"the shared expert", ActivationFormat::kBf16, matrix->format};
+  return {};
 }
 
 void check_runs(const Backend& backend, const LayerWeights& weights, ActivationFormat activations) {
-  const bool shared = weights.shared.present;
-  for_each_matrix(weights, [&](std::size_t e, const WeightMatrix& matrix) {
-    if (backend.runs(activations, matrix.format, shared)) return;
-    fail(ErrorCode::kUnsupported,
-         "backend '{}' does not run {} activations with {} weights{}, as expert {} of {} has; use {}",
-         backend.name(), to_string(activations), to_string(matrix.format),
-         shared ? " beside a shared expert" : "", e, weights.name,
-         backend.runs(ActivationFormat::kBf16, matrix.format, shared) ? "bf16 activations"
-                                                                      : "another backend");
-  });
+  const std::optional<Unfit> unfit = first_unfit(backend, weights, activations);
+  if (!unfit) return;
+  fail(ErrorCode::kUnsupported,
+       "backend '{}' does not run {} activations with {} weights, as {} of {} has; use {}", backend.name(),
+       to_string(unfit->activations), to_string(unfit->weights), unfit->expert, weights.name,
+       backend.runs(ActivationFormat::kBf16, unfit->weights) ? "bf16 activations" : "another backend");
 }
 
 // Where a pass over host memory keeps everything.
@@ -297,8 +298,9 @@ MoeLayer::MoeLayer(LayerWeights weights, const MoeLayerOptions& options) : state
   State& s = *state_;
   s.weights = std::move(weights);
   s.options = options;
-  s.backend = &find_backend(
-      options.backend, [&](const Backend& backend) { return runs(backend, s.weights, options.activations); });
+  s.backend = &find_backend(options.backend, [&](const Backend& backend) {
+    return !first_unfit(backend, s.weights, options.activations);
+  });
   s.options.backend = s.backend->name();
   check_runs(*s.backend, s.weights, options.activations);
   if (options.l1 == MoeLayerOptions::L1::kInterleaved &&

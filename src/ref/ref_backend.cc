@@ -12,7 +12,7 @@ class RefBackend final : public Backend {
   std::string_view description() const override { return "the reference: scalar, exact, slow"; }
   std::string_view needs() const override { return "any CPU"; }
   bool supported() const override { return true; }
-  bool runs(ActivationFormat activations, WeightFormat weights, bool) const override {
+  bool runs(ActivationFormat activations, WeightFormat weights) const override {
     return activations == ActivationFormat::kBf16 || weights == WeightFormat::kNvfp4;
   }
   bool keeps_order() const override { return true; }

@@ -31,8 +31,8 @@ class HopperBackend : public Backend {
     const cuda::DeviceInfo info = cuda::device_info(cuda::current_device());
     return info.major == 9 && info.minor == 0;
   }
-  bool runs(ActivationFormat /*activations*/, WeightFormat weights, bool shared) const override {
-    return weights == WeightFormat::kNvfp4 && !shared;
+  bool runs(ActivationFormat /*activations*/, WeightFormat weights) const override {
+    return weights == WeightFormat::kNvfp4;
   }
   bool keeps_order() const override { return false; }  // the tensor cores' is their own
 

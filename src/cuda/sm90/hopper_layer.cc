@@ -1,8 +1,10 @@
 #include "cuda/sm90/hopper_layer.h"
 
+#include <numeric>
 #include <vector>
 
 #include "base/check.h"
+#include "cuda/shared_expert.h"
 #include "cuda/sm90/hopper_pass.h"
 #include "cuda/sm90/host_operands.h"
 #include "cuda/sort.h"
@@ -31,16 +33,26 @@ struct DeviceRouting {
 
 std::int64_t most_rows(const Routing& routing) { return routing.tokens * routing.top_k; }
 
+LayerWeights shared_layer(const LayerWeights& of) {
+  LayerWeights layer;
+  layer.config = {.hidden = of.config.hidden,
+                  .intermediate = of.shared.weights.up.rows,
+                  .num_experts = 1,
+                  .top_k = 1,
+                  .activation = of.shared.activation,
+                  .router = {}};
+  layer.name = of.name + ", shared experts";
+  layer.experts = {of.shared.weights};
+  layer.storage = of.storage;
+  return layer;
+}
+
 }  // namespace
 
 HopperLayer::HopperLayer(const LayerWeights& weights) : weights_(weights), config_(weights.config) {
   if (config_.num_experts > cuda::kMaxSortedExperts) {
     fail(ErrorCode::kUnsupported, "the hopper backend takes at most {} experts, got {}",
          cuda::kMaxSortedExperts, config_.num_experts);
-  }
-  if (weights.shared.present) {
-    fail(ErrorCode::kUnsupported, "the hopper backend has no shared experts yet, but {} has one",
-         weights.name);
   }
   for (std::size_t e = 0; e < weights.experts.size(); ++e) {
     const ExpertWeights& expert = weights.experts[e];
@@ -54,9 +66,13 @@ HopperLayer::HopperLayer(const LayerWeights& weights) : weights_(weights), confi
   gate_bias_ = load_bias(weights.experts, &ExpertWeights::gate_bias, config_.intermediate);
   up_bias_ = load_bias(weights.experts, &ExpertWeights::up_bias, config_.intermediate);
   down_bias_ = load_bias(weights.experts, &ExpertWeights::down_bias, config_.hidden);
+  if (!weights.shared.present) return;
+  shared_ = std::make_unique<HopperLayer>(shared_layer(weights));
+  if (weights.shared.gate != nullptr) shared_gate_ = to_device(weights.shared.gate, config_.hidden);
 }
 
 void HopperLayer::prepare(ActivationFormat activations) const {
+  if (shared_) shared_->prepare(ActivationFormat::kBf16);
   Packed& to = packed(activations);
   std::call_once(to.once, [&] {
     const cuda::DeviceScope device(device_);
@@ -164,7 +180,37 @@ void HopperLayer::gemm2(const ActivationRows& h, const Routing& routing, float* 
   to_host(result, out, result.count());
 }
 
-void HopperLayer::shared_expert(const ActivationRows&, float*) const { MEGAMOE_CHECK(false); }
+void HopperLayer::shared_expert(const ActivationRows& x, float* out) const {
+  if (x.rows == 0) return;
+  const cuda::DeviceScope device(device_);
+  std::vector<std::int64_t> offsets = {0, x.rows};
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(x.rows));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const Routing all{.tokens = x.rows,
+                    .top_k = 1,
+                    .num_experts = 1,
+                    .offsets = offsets.data(),
+                    .row_to_token = tokens.data()};
+  const std::int64_t intermediate = shared_->config().intermediate;
+  std::vector<bf16> values(static_cast<std::size_t>(x.rows * intermediate));
+  const ActivationRows h{
+      .rows = x.rows, .cols = intermediate, .row_stride = intermediate, .values = values.data()};
+  shared_->gemm1(x, true, all, L1Output::kCompactBf16, h);
+  shared_->gemm2(h, all, out);
+  if (shared_gate() == nullptr) return;
+  const DeviceRows on_gpu = DeviceRows::input(x);
+  const cuda::DeviceArray<float> factors(x.rows);
+  cuda_check(cuda::prepare_shared_expert({.x = on_gpu.rows.values,
+                                          .row_stride = on_gpu.rows.row_stride,
+                                          .tokens = x.rows,
+                                          .hidden = x.cols,
+                                          .gate = shared_gate(),
+                                          .factors = factors.data()},
+                                         nullptr),
+             "preparing the shared expert");
+  const std::vector<float> factor = factors.download();
+  for (std::int64_t i = 0; i < x.rows * x.cols; ++i) out[i] *= factor[static_cast<std::size_t>(i / x.cols)];
+}
 
 std::unique_ptr<DevicePass> HopperLayer::device_pass(const PassOptions& options) const {
   prepare(options.activations);

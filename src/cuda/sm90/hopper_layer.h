@@ -35,8 +35,13 @@ class HopperLayer final : public PreparedLayer {
                                      std::int64_t max_rows) const;
   std::int64_t gemm2_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const;
 
-  // Packs the weights for passes with such activations, if that has not been done yet.
+  // Packs the weights for passes with such activations, if that has not been done yet; the shared expert's
+  // for its BF16 ones.
   void prepare(ActivationFormat activations) const;
+
+  // The shared expert as a layer of one expert, which every token goes to; null where there is none.
+  const HopperLayer* shared() const { return shared_.get(); }
+  const float* shared_gate() const { return shared_gate_.data(); }  // [H] on the GPU, or null
 
   // Operands in host memory.
   std::int64_t gemm1(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
@@ -63,6 +68,8 @@ class HopperLayer final : public PreparedLayer {
   LayerConfig config_;
   mutable Packed packed_[2];                                  // by OperandType
   cuda::DeviceArray<float> gate_bias_, up_bias_, down_bias_;  // [experts, I] or [experts, H], or empty
+  std::unique_ptr<const HopperLayer> shared_;
+  cuda::DeviceArray<float> shared_gate_;
 };
 
 }  // namespace megamoe::sm90

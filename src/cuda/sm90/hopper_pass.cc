@@ -1,6 +1,6 @@
 // hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row, six where there
 // are so many pairs that sorting takes two; a dynamic scale of h takes one or three more, for it is known
-// only when all of h is.
+// only when all of h is; a shared expert takes three.
 #include "cuda/sm90/hopper_pass.h"
 
 #include <limits>
@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "cuda/combine.h"
 #include "cuda/quantize.h"
+#include "cuda/shared_expert.h"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sort.h"
 
@@ -18,7 +19,10 @@ using cuda::cuda_check;
 struct HopperPass::Buffers : PassBuffers {
   std::int32_t* slot_to_row = nullptr;  // [tokens, top_k]
   std::byte* sort_workspace = nullptr;
-  std::int64_t bytes = 0;  // of all
+  Routing shared_routing = {};      // where there is a shared expert: every token goes to it
+  ActivationRows shared_h = {};     // [tokens, its I]
+  float* shared_factors = nullptr;  // [tokens], or null where it has no gate
+  std::int64_t bytes = 0;           // of all
 
   std::int64_t most_rows() const { return routing.tokens * routing.top_k; }
   // The rows that a routing really has are known on the GPU alone.
@@ -54,7 +58,9 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   Arena arena(base, kDeviceAlignment);
   const bool fp8 = options_.activations == ActivationFormat::kFp8;
   Buffers b{take_buffers(arena, config, options_, tokens,
-                         {.x_per_row = fp8 || options_.x_per_row(), .nvfp4_decoded = true})};
+                         {.x_per_row = fp8 || options_.x_per_row(),
+                          .shared = layer_.shared() != nullptr,
+                          .nvfp4_decoded = true})};
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
@@ -63,6 +69,13 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
     // x is, half its size.
     b.x.values = reinterpret_cast<bf16*>(b.expert_out);
     b.h.values = arena.take<bf16>(pairs, config.intermediate);
+  }
+  if (layer_.shared() != nullptr) {
+    const std::int64_t cols = layer_.shared()->config().intermediate;
+    b.shared_routing = {
+        .tokens = tokens, .top_k = 1, .num_experts = 1, .offsets = arena.take<std::int64_t>(2)};
+    b.shared_h = {.rows = tokens, .cols = cols, .row_stride = cols, .values = arena.take<bf16>(tokens, cols)};
+    if (layer_.shared_gate() != nullptr) b.shared_factors = arena.take<float>(tokens);
   }
   b.bytes = arena.used();
   return b;
@@ -75,15 +88,18 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   const cuda::RelaxedCapture relaxed;
   auto* stream = static_cast<cudaStream_t>(call.stream);
   const Buffers b = lay_out(call.x.rows, call.workspace);
-  sort(call, b, stream);
-  const bool quantized = options_.activations != ActivationFormat::kBf16;
   ActivationRows x{.rows = call.x.rows, .cols = call.x.cols, .row_stride = call.x.row_stride};
   x.values = const_cast<bf16*>(call.x.data);  // read, never written
+  const bool shared = layer_.shared() != nullptr;
+  if (shared) prepare_shared(call, b, stream);
+  sort(call, b, stream);
+  if (shared) shared_expert(x, b, stream);
+  const bool quantized = options_.activations != ActivationFormat::kBf16;
   if (quantized) {
     quantize_x(call, b, stream);
     x = b.x;
   }
-  // Offsets are settled for both: a launch lies between the sort and each (quantising, or the first
+  // Offsets are settled for all GEMMs: a launch lies between the sort and each (quantising, or the first
   // GEMM's own gathering). The second GEMM's result is not there yet: the first one's tokens, half its
   // size, lie in its place.
   cuda_check(
@@ -112,6 +128,28 @@ void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t str
   params.bad_id = call.bad_pair;
   params.workspace = b.sort_workspace;
   cuda_check(cuda::sort(params, stream), "starting to sort");
+}
+
+void HopperPass::prepare_shared(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  cuda_check(cuda::prepare_shared_expert({.x = call.x.data,
+                                          .row_stride = call.x.row_stride,
+                                          .tokens = call.x.rows,
+                                          .hidden = call.x.cols,
+                                          .gate = layer_.shared_gate(),
+                                          .factors = b.shared_factors,
+                                          .offsets = b.shared_routing.offsets},
+                                         stream),
+             "starting to prepare the shared expert");
+}
+
+// After the sort, which lies between its offsets and its GEMMs.
+void HopperPass::shared_expert(const ActivationRows& x, const Buffers& b, cudaStream_t stream) const {
+  const HopperLayer& shared = *layer_.shared();
+  cuda_check(shared.gemm1_on_gpu(x, true, b.shared_routing, L1Output::kCompactBf16, b.shared_h, nullptr,
+                                 nullptr, true, stream),
+             "starting the shared expert's first GEMM");
+  cuda_check(shared.gemm2_on_gpu(b.shared_h, b.shared_routing, b.shared_out, nullptr, true, stream),
+             "starting the shared expert's second GEMM");
 }
 
 void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
@@ -198,7 +236,8 @@ void HopperPass::combine(const DeviceCall& call, const Buffers& b, cudaStream_t 
   cuda_check(cuda::combine({.expert_out = b.expert_out,
                             .slot_to_row = b.slot_to_row,
                             .weights = call.weights,
-                            .shared = nullptr,
+                            .shared = b.shared_out,
+                            .shared_factors = b.shared_factors,
                             .y = call.y.data,
                             .y_stride = call.y.row_stride,
                             .tokens = call.y.rows,

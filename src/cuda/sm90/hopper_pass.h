@@ -23,6 +23,8 @@ class HopperPass final : public DevicePass {
   void sort(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
   void quantize_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
   void quantize_h(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
+  void prepare_shared(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
+  void shared_expert(const ActivationRows& x, const Buffers& b, cudaStream_t stream) const;
   void combine(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
 
   const HopperLayer& layer_;
