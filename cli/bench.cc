@@ -351,7 +351,7 @@ std::function<int()> add_bench(CLI::App& app) {
   app.add_option("--activations", options->activations, "any of bf16, nvfp4 and fp8 (default bf16,nvfp4)")
       ->delimiter(',');
   app.add_option("--routing", options->routing,
-                 "how tokens spread over experts: uniform (default), zipf, or one: all to one");
+                 "how tokens spread over experts: uniform (default), zipf, or one: all to the same experts");
   app.add_option("--experts", options->experts, "only so many of each model's experts");
   app.add_option("--x-scale", options->x_scale,
                  "nvfp4: tensor scale of x: layer-max (default), static or token");

@@ -158,8 +158,11 @@ RoutingSequence::RoutingSequence(RoutingKind kind, std::int64_t num_experts, int
 
 std::vector<std::int32_t> RoutingSequence::next() {
   const std::size_t experts = order_.size();
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(checked_mul(tokens_, top_k_)), 0);
-  if (kind_ != RoutingKind::kOne) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(checked_mul(tokens_, top_k_)));
+  if (kind_ == RoutingKind::kOne) {
+    for (std::size_t at = 0; at < ids.size(); ++at)
+      ids[at] = static_cast<std::int32_t>(at % static_cast<std::size_t>(top_k_));
+  } else {
     // The smallest of exponential numbers divided by weights belongs to each expert as often as its weight
     // says; the next smallest is a draw from the others.
     std::vector<std::pair<double, std::int32_t>> keys(experts);

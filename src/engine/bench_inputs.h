@@ -14,7 +14,7 @@ namespace megamoe {
 enum class RoutingKind {
   kUniform,  // top_k different experts of each token, all equally likely
   kZipf,     // likewise, but the r-th most popular expert is wanted 1/r as often as the first
-  kOne,      // every slot of every token to one expert
+  kOne,      // every token to the same top_k experts: as skewed as a router gets
 };
 std::string_view to_string(RoutingKind kind);  // "uniform", "zipf", "one"
 

@@ -123,7 +123,7 @@ std::vector<int> rows_of_experts(const std::vector<std::int32_t>& ids, std::size
 }
 
 TEST(Routings, AreDistinctForEachToken) {
-  for (const RoutingKind kind : {RoutingKind::kUniform, RoutingKind::kZipf}) {
+  for (const RoutingKind kind : {RoutingKind::kUniform, RoutingKind::kZipf, RoutingKind::kOne}) {
     const std::vector<std::int32_t> ids = RoutingSequence(kind, 9, 5, 500, 1).next();
     ASSERT_EQ(ids.size(), 2500u);
     for (std::size_t t = 0; t < 2500; t += 5) {
@@ -144,7 +144,15 @@ TEST(Routings, SpreadAsTheyAreCalled) {
     for (std::size_t e = 0; e < 4; ++e) EXPECT_NEAR(rows[e], shares[e] * kTokens, 6 * 71) << to_string(kind);
   }
   const std::vector<int> one = rows_of_experts(RoutingSequence(RoutingKind::kOne, 4, 2, 10, 3).next(), 4);
-  EXPECT_EQ(one, (std::vector<int>{20, 0, 0, 0}));
+  EXPECT_EQ(one, (std::vector<int>{10, 10, 0, 0}));
+}
+
+TEST(Routings, ComeFromTheirSeed) {
+  for (const RoutingKind kind : {RoutingKind::kUniform, RoutingKind::kZipf}) {
+    const auto ids = [&](std::uint64_t seed) { return RoutingSequence(kind, 64, 4, 50, seed).next(); };
+    EXPECT_EQ(ids(1), ids(1));
+    EXPECT_NE(ids(1), ids(2));
+  }
 }
 
 TEST(Routings, TakeEveryExpertInTurn) {
