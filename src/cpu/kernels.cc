@@ -120,7 +120,7 @@ const std::vector<Kernel>& all_kernels() {
     std::vector<Kernel> all = {
 #ifdef __x86_64__
         {"avx512-bf16", "AVX-512 with VNNI, VBMI and BF16", has_avx512_bf16(),
-         multiply_nvfp4_x86<multiply_avx512_vbmi>, multiply_f32_x86<multiply_f32_avx512_bf16, false>,
+         multiply_nvfp4_x86<multiply_avx512_bf16>, multiply_f32_x86<multiply_f32_avx512_bf16, false>,
          quantize_row_x86<quantize_row_avx512>, &kAvx512Rows, only_products_avx512,
          only_products_f32_avx512_bf16, kMaxPanels},
         {"avx512-vbmi", "AVX-512 with VNNI and VBMI", has_avx512_vbmi(),

@@ -6,7 +6,9 @@ namespace megamoe::cpu {
 namespace {
 
 struct Avx2 : Ymm {
+  using Scales = FusedScales<Ymm>;
   static constexpr int kTile = 6, kPanels = 1;
+  static constexpr bool kDecodeOnce = true;
 
   // 16 bits hold what a lane adds up: 8 products of at most 24 * 12.
   static Ints dot(const Ints (&w)[4], const Ints (&x)[4], Ints seed) {

@@ -6,7 +6,9 @@ namespace megamoe::cpu {
 namespace {
 
 struct AvxVnni : Ymm {
+  using Scales = FusedScales<Ymm>;
   static constexpr int kTile = 8, kPanels = 1;
+  static constexpr bool kDecodeOnce = true;
 
   static Ints dot(const Ints (&w)[4], const Ints (&x)[4], Ints sum) {
     for (int j = 0; j < 4; ++j) sum = _mm256_dpbusd_avx_epi32(sum, w[j], x[j]);

@@ -10,14 +10,16 @@
 // The seed, which the sum begins with, is -12 * sum x plus the bits of kOne23: so the sum is an FP32 number
 // as it stands, kOne23 + dot, and no conversion is needed. A fused multiply-add by the scale of w takes
 // kOne23 off again; what it gives is dot * scale, exact, and so nothing is rounded before the addition to the
-// accumulator. A lane is a row of weights, its accumulator one register; so the order of the additions is
-// that of gemm.h.
+// accumulator. (nvfp4_avx512_bf16.cc has another way to the same bits.) A lane is a row of weights, its
+// accumulator one register; so the order of the additions is that of gemm.h.
 //
 // Each load of x serves kPanels panels, each vector of weights kTile rows.
 //
 // A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
+//   Scales           how scales are multiplied by: FusedScales or likewise
 //   kTile, kPanels   as above, as many as its registers hold
-//   dot(w, x, seed)  4 columns of each of w[4] times those of x[4], plus the seed
+//   kDecodeOnce      whether what meets more than one tile is decoded once for all of them
+//   dot(w, x, seed)  4 columns of each of w[4] times those of x[4], plus the seed; perhaps also from memory
 #pragma once
 
 #include "cpu/nvfp4_slab.h"
@@ -30,10 +32,12 @@ namespace {
 constexpr float kScaleOfX = 0x1p6f;
 // Its last bit is worth 1: an integer below 2^22 added to its bits is added to its value.
 constexpr float kOne23 = 0x1.8p23f;
+constexpr std::int32_t kBitsOfOne23 = __builtin_bit_cast(std::int32_t, kOne23);
 
 // Up to kGroup blocks of a row of x, as row `i` of a tile of `rows`. 8 * kGroup bytes of codes are read.
-inline void expand_group(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t blocks,
-                         const float* e4m3, std::int64_t rows, std::int64_t i, std::uint8_t* tile) {
+template <class V>
+void expand_group(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t blocks,
+                  const float* e4m3, std::int64_t rows, std::int64_t i, std::uint8_t* tile) {
   const __m256i low = _mm256_set1_epi8(15), doubled = _mm256_broadcastsi128_si256(table(kDoubled));
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
   const __m256i evens = _mm256_and_si256(bytes, low),
@@ -54,45 +58,75 @@ inline void expand_group(const std::uint8_t* codes, const std::uint8_t* scales, 
   _mm256_store_si256(reinterpret_cast<__m256i*>(of_blocks[2]),
                      _mm256_permute2x128_si256(values[0], values[1], 0x31));
   for (std::int64_t block = 0; block < blocks; ++block, tile += rows * kExpandedBlockBytes) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(tile + i * 16),
-                     _mm_load_si128(reinterpret_cast<const __m128i*>(of_blocks[block])));
-    reinterpret_cast<float*>(tile + rows * 16)[i] = e4m3[scales[block]] * kScaleOfX;
-    reinterpret_cast<std::int32_t*>(tile + rows * 20)[i] =
-        __builtin_bit_cast(std::int32_t, kOne23) - 12 * (static_cast<int>(sums[block]) - 16 * 12);
+    __m128i of_block = _mm_load_si128(reinterpret_cast<const __m128i*>(of_blocks[block]));
+    std::int32_t seed = kBitsOfOne23 - 12 * (static_cast<int>(sums[block]) - 16 * 12);
+    reinterpret_cast<std::int32_t*>(tile + rows * 16)[i] =
+        V::Scales::of_x(e4m3, scales[block], of_block, seed);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(tile + i * 16), of_block);
+    reinterpret_cast<std::int32_t*>(tile + rows * 20)[i] = seed;
   }
 }
 
 // One row of x, as row `i` of a tile of `rows`.
-inline void expand_row(const Nvfp4Slab& slab, std::int64_t row, std::int64_t first_block, std::int64_t blocks,
-                       std::int64_t rows, std::int64_t i, std::uint8_t* tile) {
+template <class V>
+void expand_row(const Nvfp4Slab& slab, std::int64_t row, std::int64_t first_block, std::int64_t blocks,
+                std::int64_t rows, std::int64_t i, std::uint8_t* tile) {
   const std::uint8_t* codes = slab.x_codes[row] + first_block * 8;
   const std::uint8_t* scales = slab.x_scales[row] + first_block;
   std::int64_t b = 0;
   for (; b + kGroup <= blocks; b += kGroup, tile += kGroup * rows * kExpandedBlockBytes) {
-    expand_group(codes + b * 8, scales + b, kGroup, slab.e4m3, rows, i, tile);
+    expand_group<V>(codes + b * 8, scales + b, kGroup, slab.e4m3, rows, i, tile);
   }
   if (b == blocks) return;
   std::uint8_t last[kGroup * 8] = {};
   for (std::int64_t j = 0; j < (blocks - b) * 8; ++j) last[j] = codes[b * 8 + j];
-  expand_group(last, scales + b, blocks - b, slab.e4m3, rows, i, tile);
+  expand_group<V>(last, scales + b, blocks - b, slab.e4m3, rows, i, tile);
 }
+
+// The scales of a block of kLanes rows of weights, for two fused multiply-adds.
+template <class V>
+struct FusedScales {
+  typename V::Floats scales, minus_one23;  // -kOne23 * scales
+
+  FusedScales() = default;
+  FusedScales(const std::uint8_t* codes, const typename V::Ints (&)[4])
+      : scales(V::e4m3(codes)), minus_one23(V::multiply(scales, V::broadcast(-kOne23))) {}
+  // How x's scale stands in a tile, and what else of the block depends on it.
+  static std::int32_t of_x(const float* e4m3, std::uint8_t code, __m128i&, std::int32_t&) {
+    return __builtin_bit_cast(std::int32_t, e4m3[code] * kScaleOfX);
+  }
+  typename V::Floats add(typename V::Ints dot, const std::int32_t* x, typename V::Floats acc) const {
+    const typename V::Floats x_scale = V::broadcast(*reinterpret_cast<const float*>(x));
+    return V::multiply_add(V::multiply_add(V::as_floats(dot), scales, minus_one23), x_scale, acc);
+  }
+};
 
 // A block of kLanes rows of weights.
 template <class V>
 struct BlockOfWeights {
   typename V::Ints w[4];
-  typename V::Floats scales, minus_one23;  // -kOne23 * scales
+  typename V::Scales scales;
 };
 
 // From codes and scales of a panel's block that begin with the first of the rows.
 template <class V>
 [[gnu::always_inline]] inline BlockOfWeights<V> decode_block(const std::uint8_t* codes,
                                                              const std::uint8_t* scales) {
-  const typename V::Floats values = V::e4m3(scales);
-  return {{V::load_low(kDoubledPlus12, codes), V::load_high(kDoubledPlus12, codes),
-           V::load_low(kDoubledPlus12, codes + 64), V::load_high(kDoubledPlus12, codes + 64)},
-          values,
-          V::multiply(values, V::broadcast(-kOne23))};
+  BlockOfWeights<V> out;
+  out.w[0] = V::load_low(kDoubledPlus12, codes), out.w[1] = V::load_high(kDoubledPlus12, codes);
+  out.w[2] = V::load_low(kDoubledPlus12, codes + 64), out.w[3] = V::load_high(kDoubledPlus12, codes + 64);
+  out.scales = typename V::Scales(scales, out.w);
+  return out;
+}
+
+// The products with the columns at x.
+template <class V>
+typename V::Ints dot_at(const typename V::Ints (&w)[4], const std::int32_t* x, typename V::Ints seed) {
+  if constexpr (requires { V::dot(w, x, seed); }) {
+    return V::dot(w, x, seed);
+  } else {
+    return V::dot(w, {V::broadcast(x[0]), V::broadcast(x[1]), V::broadcast(x[2]), V::broadcast(x[3])}, seed);
+  }
 }
 
 // The sums of kRows rows of x for kLanes rows of kPanels panels. They come from sums [kPanels, kRows, 16],
@@ -105,20 +139,15 @@ class Accumulators {
         [&](typename V::Floats& acc, const float* at) { acc = begin ? V::broadcast(0.0f) : V::load(at); });
   }
   void add(const BlockOfWeights<V> (&weights)[kPanels], const std::uint8_t* x) {
-    const float* x_scales = reinterpret_cast<const float*>(x + kRows * 16);
+    const std::int32_t* x_scales = reinterpret_cast<const std::int32_t*>(x + kRows * 16);
     const std::int32_t* seeds = reinterpret_cast<const std::int32_t*>(x + kRows * 20);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int i = 0; i < kRows; ++i) {
       const auto* columns = reinterpret_cast<const std::int32_t*>(x + i * 16);
-      const typename V::Ints values[4] = {V::broadcast(columns[0]), V::broadcast(columns[1]),
-                                          V::broadcast(columns[2]), V::broadcast(columns[3])};
       const typename V::Ints seed = V::broadcast(seeds[i]);
-      const typename V::Floats x_scale = V::broadcast(x_scales[i]);
 #pragma GCC unroll 2
       for (int p = 0; p < kPanels; ++p) {
-        const typename V::Floats dot = V::as_floats(V::dot(weights[p].w, values, seed));
-        const typename V::Floats scaled = V::multiply_add(dot, weights[p].scales, weights[p].minus_one23);
-        acc_[p][i] = V::multiply_add(scaled, x_scale, acc_[p][i]);
+        acc_[p][i] = weights[p].scales.add(dot_at<V>(weights[p].w, columns, seed), x_scales + i, acc_[p][i]);
       }
     }
   }
@@ -131,7 +160,7 @@ class Accumulators {
   [[gnu::always_inline]] void for_each(const Body& body) {
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-#pragma GCC unroll 8
+#pragma GCC unroll 32
       for (int i = 0; i < kRows; ++i) body(acc_[p][i], sums_ + p * stride_ + i * kRowsOfPanel);
     }
   }
@@ -246,7 +275,7 @@ class Tiles {
     for (std::int64_t t = 0; t < count_; ++t) {
       const std::int64_t rows = first(t + 1) - first(t);
       for (std::int64_t i = 0; i < rows; ++i) {
-        expand_row(slab, first(t) + i, first_block, blocks, rows, i, slab.scratch + offset(t));
+        expand_row<V>(slab, first(t) + i, first_block, blocks, rows, i, slab.scratch + offset(t));
       }
     }
   }
@@ -306,13 +335,15 @@ void multiply(const Nvfp4Slab& slab) {
     const std::int64_t rest = slab.blocks - first;
     const Tiles<V> x(slab, first, rest < most_blocks ? rest : most_blocks);
     std::int64_t p = 0;
-    if (x.count() == 1) {
+    if (!V::kDecodeOnce || x.count() == 1) {
       for (; p < slab.num_panels; ++p) {
-        for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
-          with_rows<V::kTile>(slab.rows, [&]<int kRows> {
-            multiply_packed<V, kRows>({slab.panels + p, first, x.blocks(), lane}, x.at(0, 0), first == 0,
-                                      slab.sums + p * kRows * kRowsOfPanel + lane);
-          });
+        for (std::int64_t t = 0; t < x.count(); ++t) {
+          for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
+            with_rows<V::kTile>(x.first(t + 1) - x.first(t), [&]<int kRows> {
+              multiply_packed<V, kRows>({slab.panels + p, first, x.blocks(), lane}, x.at(t, 0), first == 0,
+                                        slab.sums + (p * slab.rows + x.first(t)) * kRowsOfPanel + lane);
+            });
+          }
         }
       }
       continue;
@@ -328,18 +359,18 @@ template <class V>
 std::int64_t only_products(std::int64_t rounds) {
   constexpr int kSums = V::kLanes == 8 ? V::kTile + 2 : 16;  // enough that none waits for itself
   typename V::Ints sums[kSums], w[4], x = V::broadcast(0);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (auto& v : sums) v = x;
 #pragma GCC unroll 4
   for (auto& v : w) v = x, V::keep(v);
   for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (auto& sum : sums) {
       V::keep(x);
       sum = V::dot(w, {x, x, x, x}, sum);
     }
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (auto& v : sums) V::keep(v);
   return rounds * kSums * V::kLanes * 16 * 2;
 }

@@ -27,6 +27,7 @@ struct Nvfp4Slab {
 
 void multiply_avx512(const Nvfp4Slab& slab);
 void multiply_avx512_vbmi(const Nvfp4Slab& slab);
+void multiply_avx512_bf16(const Nvfp4Slab& slab);
 void multiply_avx_vnni(const Nvfp4Slab& slab);
 void multiply_avx2(const Nvfp4Slab& slab);
 
