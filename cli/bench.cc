@@ -1,4 +1,5 @@
-// bench.cc: `megamoe bench`: times whole layers with random weights: table, JSON, plot.
+// bench.cc: `megamoe bench`: times whole layers with random weights: table, JSON, plot; and the tiles of
+// their GEMMs.
 #include "engine/bench.h"
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include "cli/output.h"
 #include "cli/plot.h"
 #include "cli/verb.h"
+#include "engine/tune.h"
 #include "layer/geometries.h"
 
 namespace megamoe::cli {
@@ -30,7 +32,7 @@ struct Options {
   std::optional<std::int64_t> experts;
   std::string routing = "uniform", x_scale = "layer-max";
   std::optional<int> repeat;
-  std::string svg;
+  std::string svg, tune;
   bool list = false, json = false, sustained = false;
 };
 
@@ -131,13 +133,13 @@ std::vector<Group> by_model(const BenchReport& report) {
   return groups;
 }
 
-std::string layer_text(const BenchResult& r) {
-  const std::int64_t all = find_geometry(r.model).config.num_experts;
-  const std::string experts = r.config.num_experts == all
+std::string layer_text(const std::string& model, const LayerConfig& config) {
+  const std::int64_t all = find_geometry(model).config.num_experts;
+  const std::string experts = config.num_experts == all
                                   ? fmt::format("{} experts", all)
-                                  : fmt::format("{} of its {} experts", r.config.num_experts, all);
-  return fmt::format("hidden {}, intermediate {}, {}, top-{}, {}", r.config.hidden, r.config.intermediate,
-                     experts, r.config.top_k, to_string(r.config.activation.kind));
+                                  : fmt::format("{} of its {} experts", config.num_experts, all);
+  return fmt::format("hidden {}, intermediate {}, {}, top-{}, {}", config.hidden, config.intermediate,
+                     experts, config.top_k, to_string(config.activation.kind));
 }
 
 // Large machines in tera, small ones in giga.
@@ -188,7 +190,7 @@ std::string to_text(const BenchReport& report, const Options& options) {
   std::int64_t checked = 0;
   double error = 0;
   for (const Group& group : by_model(report)) {
-    text += fmt::format("\n{}: {}\n", group[0]->model, layer_text(*group[0]));
+    text += fmt::format("\n{}: {}\n", group[0]->model, layer_text(group[0]->model, group[0]->config));
     std::vector<std::string> heads = {"activations",
                                       ">tokens",
                                       ">experts used",
@@ -296,8 +298,9 @@ std::string to_svg(const BenchReport& report, const Options& options) {
   for (const Group& group : by_model(report)) {
     PlotPanel& panel = panels.emplace_back();
     panel.title = group[0]->model;
-    panel.subtitles = {layer_text(*group[0]), fmt::format("{} on {}, routing {}", report.backend,
-                                                          report.machine.device, options.routing)};
+    panel.subtitles = {
+        layer_text(group[0]->model, group[0]->config),
+        fmt::format("{} on {}, routing {}", report.backend, report.machine.device, options.routing)};
     std::map<double, double> floor;
     for (const BenchResult* r : group) {
       const std::string label = fmt::format("{} activations", to_string(r->activations));
@@ -311,6 +314,54 @@ std::string to_svg(const BenchReport& report, const Options& options) {
   return plot_svg(panels, "tokens", "time with NVFP4 weights");
 }
 
+std::string tile_text(const TileTime& tile) { return fmt::format("{}x{}", tile.tokens, tile.row_tiles); }
+
+std::string to_text(const TuneReport& report, const Options& options) {
+  std::string text =
+      fmt::format("tiles on {}, routing {}: tokens x times 64 weight rows, median times of a whole layer\n",
+                  one_line(report.device), options.routing);
+  const TunedGemm* worst = nullptr;
+  for (auto gemm = report.gemms.begin(); gemm != report.gemms.end();) {
+    const std::string& model = gemm->model;
+    text += fmt::format("\n{}: {}\n", model, layer_text(model, gemm->config));
+    Table table({"activations", ">tokens", ">rows", "GEMM", ">usual", ">us", ">fastest", ">us", ">loss"});
+    for (; gemm != report.gemms.end() && gemm->model == model; ++gemm) {
+      table.add({std::string(to_string(gemm->activations)), fmt::format("{}", gemm->tokens),
+                 fmt::format("{}", gemm->rows), gemm->first ? "first" : "second", tile_text(gemm->usual()),
+                 fmt::format("{:.1f}", gemm->usual().seconds * 1e6), tile_text(gemm->fastest()),
+                 fmt::format("{:.1f}", gemm->fastest().seconds * 1e6),
+                 fmt::format("{:.1f} %", 100 * gemm->loss())});
+      if (worst == nullptr || gemm->loss() > worst->loss()) worst = &*gemm;
+    }
+    text += table.text();
+  }
+  text += fmt::format("\nthe usual tile costs {:.1f} % at most\n", 100 * worst->loss());
+  return text +
+         fmt::format("wrote {0}; layers use it where MEGAMOE_TILES={0} is set\n", one_line(options.tune));
+}
+
+json to_json(const TuneReport& report, const Options& options) {
+  json out = {{"device", report.device},
+              {"routing", options.routing},
+              {"sustained", options.sustained},
+              {"gemms", json::array()}};
+  for (const TunedGemm& gemm : report.gemms) {
+    json tiles = json::array();
+    for (const TileTime& tile : gemm.tiles)
+      tiles.push_back({{"tile", tile_text(tile)}, {"seconds", tile.seconds}});
+    out["gemms"].push_back({{"model", gemm.model},
+                            {"activations", to_string(gemm.activations)},
+                            {"tokens", gemm.tokens},
+                            {"rows", gemm.rows},
+                            {"gemm", gemm.first ? "first" : "second"},
+                            {"usual", tile_text(gemm.usual())},
+                            {"fastest", tile_text(gemm.fastest())},
+                            {"percent_loss", 100 * gemm.loss()},
+                            {"tiles", tiles}});
+  }
+  return out;
+}
+
 // What is being measured, on stderr where that is a terminal; gone at the end.
 class Status {
  public:
@@ -320,8 +371,27 @@ class Status {
   }
 };
 
+int run_tune(const Options& options) {
+  if (!options.svg.empty()) fail(ErrorCode::kInvalidArgument, "--tune draws nothing: leave --svg away");
+  check_writable(options.tune);
+  TuneReport report;
+  {
+    const Status status;
+    report =
+        tune(bench_options(options), [&](const std::string& what) { status.show("measuring: " + what); });
+  }
+  write_file_atomically(options.tune, report.text);
+  if (options.json) {
+    print_json(to_json(report, options));
+  } else {
+    print(to_text(report, options));
+  }
+  return 0;
+}
+
 int run(const Options& options) {
   if (options.list) return list(options.json);
+  if (!options.tune.empty()) return run_tune(options);
   const BenchOptions wanted = bench_options(options);
   if (!options.svg.empty()) check_writable(options.svg);  // before minutes are spent
   BenchReport report;
@@ -361,6 +431,9 @@ std::function<int()> add_bench(CLI::App& app) {
   app.add_flag("--sustained", options->sustained,
                "on a GPU: measure without pauses, at the clocks that its power limit leaves in the long run");
   app.add_option("--svg", options->svg, "also draw time against tokens into this file");
+  app.add_option(
+      "--tune", options->tune,
+      "on a GPU: time every tile of both GEMMs, and write the times into this file, for MEGAMOE_TILES");
   add_threads(app);
   add_json(app, options->json);
   return [options] { return run(*options); };

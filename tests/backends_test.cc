@@ -1,10 +1,9 @@
 // backends_test.cc: the list of backends, the choice among them, and whole layers through the public API.
 #include <algorithm>
-#include <cstdlib>
-#include <optional>
 #include <set>
 #include <string>
 
+#include "base/test_variable.h"
 #include "engine/backends.h"
 #include "megamoe/error.h"
 #include "megamoe/moe_layer.h"
@@ -12,24 +11,6 @@
 
 namespace megamoe::testing {
 namespace {
-
-// Sets MEGAMOE_BACKEND for a scope.
-class ForcedBackend {
- public:
-  explicit ForcedBackend(const char* name) {
-    if (const char* old = std::getenv("MEGAMOE_BACKEND")) before_ = old;
-    setenv("MEGAMOE_BACKEND", name, 1);
-  }
-  ~ForcedBackend() {
-    if (before_)
-      setenv("MEGAMOE_BACKEND", before_->c_str(), 1);
-    else
-      unsetenv("MEGAMOE_BACKEND");
-  }
-
- private:
-  std::optional<std::string> before_;
-};
 
 TEST(Backends, AreListedOnceAndDescribed) {
   std::set<std::string> names;
@@ -58,7 +39,7 @@ MEGAMOE_FOR_EVERY_BACKEND(WhichBackend);
 TEST_P(WhichBackend, IsTheOneAskedFor) {
   EXPECT_EQ(&find_backend(backend().name()), &backend());
   const std::string name(backend().name());
-  const ForcedBackend forced(name.c_str());
+  const ForcedVariable forced("MEGAMOE_BACKEND", name);
   EXPECT_EQ(&find_backend(""), &backend());
   EXPECT_EQ(&find_backend("auto"), &backend());
   const auto layer = random_layer(make_config(16, 16, 1, 1), WeightFormat::kNvfp4, 1);

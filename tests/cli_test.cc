@@ -294,6 +294,7 @@ TEST_F(CliTest, BenchRefusesWhatItCannotTime) {
            {"--svg /no/such/dir/t.svg", 1, "/no/such/dir"},
            {"--svg /", 1, "is a directory"},
            {"--model glm-4.7-flash --experts 4 --backend cpu --tokens 1000000000000", 1, "GiB are available"},
+           {"--tune /no/such/dir/tiles.txt", 1, "/no/such/dir"},
        }) {
     expect_refused("bench " + std::string(arguments), code, part);
   }
@@ -303,6 +304,9 @@ TEST_F(CliTest, BenchRefusesWhatItCannotTime) {
       fmt::format("bench --model glm-4.7-flash --experts 4 --tokens 1000000000000 --backend cpu --svg {}",
                   path("t.svg")),
       1, "GiB");
+  const std::string tune = "bench --tune " + path("tiles.txt");
+  expect_refused(tune + " --backend cpu", 1, "timed on a GPU; the backend is cpu");
+  expect_refused(tune + " --svg " + path("t.svg"), 1, "leave --svg away");
   for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
     EXPECT_EQ(entry.path().filename(), "stderr");
   }

@@ -6,8 +6,11 @@
 #include <string>
 #include <thread>
 
+#include "base/file.h"
+#include "base/test_variable.h"
 #include "checkpoint/test_files.h"
 #include "cuda/gpu_test.h"
+#include "cuda/sm90/tile_times.h"
 #include "engine/backends.h"
 #include "megamoe/moe_layer.h"
 #include "tests/harness.h"
@@ -327,6 +330,49 @@ TEST_F(PassTest, EqualsTheStepsForLongSums) {
       const Input input = routed_input(config, tokens, tokens == 30 ? 2 : 0);
       expect_same(run_on_stream(moe, input), run_by_steps(moe, input));
     }
+  }
+}
+
+// Sums of four warpgroups and of one, {8, 1} and {8, 4}, differ in their order; in enough numbers that it
+// shows.
+TEST_F(PassTest, TakesTheTilesThatMeasurementsSayAndThoseThatAreForced) {
+  const LayerConfig config = make_config(2048, 4096, 2, 2);
+  const auto layer = make_layer(config, kKinds[0]);
+  const Input input = random_input(config, 8, 1);
+  ASSERT_EQ(sm90::choose_tile(sm90::OperandType::kBf16, 16, 2), (sm90::TileChoice{8, 1}));
+  // What the second GEMM leaves; the pass on a stream takes the same tiles.
+  const auto expert_out = [&] {
+    MoeLayer moe(layer->weights, bf16_options());
+    std::vector<float> out;
+    moe.on_stage([&](const Stage& stage) {
+      const auto* data = static_cast<const float*>(stage.data);
+      if (stage.name == "expert_out") out.assign(data, data + stage.shape[0] * stage.shape[1]);
+    });
+    const Outcome by_steps = forward(moe, input);
+    expect_same(run_on_stream(moe, input), by_steps);
+    return out;
+  };
+  const auto with_forced = [&](const sm90::TileChoice& first, const sm90::TileChoice& second) {
+    const sm90::ForcedTiles forced(first, second);
+    return expert_out();
+  };
+  const std::vector<float> usual = expert_out();
+  EXPECT_EQ(with_forced({8, 1}, {8, 1}), usual);
+  const std::vector<float> first = with_forced({8, 4}, {8, 1}), second = with_forced({8, 1}, {8, 4});
+  EXPECT_NE(first, usual);
+  EXPECT_NE(second, usual);
+  EXPECT_NE(second, first);
+
+  const TempDir folder;
+  const std::filesystem::path path = folder / "tiles.txt";
+  for (const auto& [line, want] : {std::pair{"bf16 first 8192 2048 2 16 8x4 1\n", &first},
+                                   {"bf16 second 2048 4096 2 31 8x4 1\n", &second},
+                                   {"bf16 first 8192 2048 2 32 8x4 1\n", &usual},
+                                   {"nvfp4 first 8192 2048 2 16 8x4 1\n", &usual}}) {
+    SCOPED_TRACE(line);
+    write_file_atomically(path, line);
+    const ForcedVariable forced("MEGAMOE_TILES", path.string());
+    EXPECT_EQ(expert_out(), *want);
   }
 }
 

@@ -36,7 +36,7 @@ if [ -z "$gpu_test" ]; then
 fi
 step "gpu_test" "$gpu_test" --gtest_brief=1
 engine_test=$(find_program engine_test)
-[ -z "$engine_test" ] || step "engine_test" "$engine_test" --gtest_brief=1 '--gtest_filter=LayerBenchTest*:BenchTargets*'
+[ -z "$engine_test" ] || step "engine_test" "$engine_test" --gtest_brief=1 '--gtest_filter=LayerBenchTest*:BenchTargets*:Tune*'
 step "first call captured" "$gpu_test" --gtest_brief=1 --gtest_filter='PassTest.IsCapturedByItsVeryFirstCall'
 conformance_test=$(find_program conformance_test)
 [ -z "$conformance_test" ] || step "conformance" "$conformance_test" --gtest_brief=1 --gtest_filter='*/hopper'

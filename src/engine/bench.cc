@@ -1,10 +1,13 @@
 #include "engine/bench.h"
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "base/check.h"
 #include "base/memory.h"
 #include "engine/backends.h"
+#include "engine/tune.h"
 #include "layer/geometries.h"
 
 namespace megamoe {
@@ -75,6 +78,26 @@ void check_memory(const ModelGeometry& geometry, const LayerConfig& config) {
   }
 }
 
+// Calls measure(layer, tokens) for every model, format and number of tokens.
+template <class Measure>
+void for_each_result(const BenchOptions& options, const std::vector<std::int64_t>& tokens,
+                     std::int64_t cache_bytes, BenchTarget& target,
+                     const std::function<void(const std::string&)>& start, const Measure& measure) {
+  for (const std::string& model : options.models) {
+    LayerWeights weights = random_layer(config_of(find_geometry(model), options.experts), kWeightSeed);
+    weights.name = model;
+    for (const ActivationFormat format : options.activations) {
+      start(fmt::format("the weights of {}", model));
+      LayerBench layer(weights, layer_options(options, format), options.routing, options.repeat, cache_bytes,
+                       target, options.sustained);
+      for (const std::int64_t count : tokens) {
+        start(fmt::format("{}, {}, {} tokens", model, to_string(format), count));
+        measure(layer, count);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<BenchTarget> bench_target_for(const MoeLayer& layer) {
@@ -106,19 +129,47 @@ BenchReport bench(const BenchOptions& options, const std::function<void(const st
     tokens = {1, 8, 64, 512};
     if (on_gpu) tokens.insert(tokens.end(), {4096, 16384});
   }
-  for (const std::string& model : options.models) {
-    LayerWeights weights = random_layer(config_of(find_geometry(model), options.experts), kWeightSeed);
-    weights.name = model;
-    for (const ActivationFormat format : options.activations) {
-      start(fmt::format("the weights of {}", model));
-      LayerBench layer(weights, layer_options(options, format), options.routing, options.repeat,
-                       report.machine.cache_bytes, *target, options.sustained);
-      for (const std::int64_t count : tokens) {
-        start(fmt::format("{}, {}, {} tokens", model, to_string(format), count));
-        report.results.push_back(layer.time(count));
-      }
-    }
+  for_each_result(
+      options, tokens, report.machine.cache_bytes, *target, start,
+      [&](LayerBench& layer, std::int64_t count) { report.results.push_back(layer.time(count)); });
+  return report;
+}
+
+const TileTime& TunedGemm::fastest() const {
+  return *std::min_element(tiles.begin(), tiles.end(),
+                           [](const TileTime& a, const TileTime& b) { return a.seconds < b.seconds; });
+}
+
+TuneReport tune(const BenchOptions& given, const std::function<void(const std::string&)>& on_start) {
+  constexpr int kRepeat = 5;
+  constexpr std::int64_t kMostTokens = 16384;
+  check_options(given);
+  BenchOptions options = given;
+  if (options.repeat == 0) options.repeat = kRepeat;
+  for (std::int64_t power = 1; given.tokens.empty() && power <= kMostTokens; power *= 2) {
+    options.tokens.push_back(power);
+    if (power > 1 && power < kMostTokens) options.tokens.push_back(power + power / 2);
   }
+  const MoeLayer smallest = smallest_layer(options);
+  if (!smallest.on_gpu()) {
+    fail(ErrorCode::kUnsupported, "tiles are timed on a GPU; the backend is {}, which runs on none",
+         smallest.backend());
+  }
+  const auto start = [&](const std::string& what) {
+    if (on_start) on_start(what);
+  };
+  start("the machine");
+  TuneReport report;
+#ifdef MEGAMOE_HOPPER
+  const std::unique_ptr<BenchTarget> target = bench_target_for(smallest);
+  const BenchMachine machine = target->machine();
+  report.device = machine.device;
+  const auto measure = [&](LayerBench& layer, std::int64_t tokens) {
+    for (TunedGemm& gemm : tune_gemms(layer, tokens)) report.gemms.push_back(std::move(gemm));
+  };
+  for_each_result(options, options.tokens, machine.cache_bytes, *target, start, measure);
+  report.text = fmt::format("# {}\n{}", report.device, tile_times_text(report.gemms));
+#endif
   return report;
 }
 

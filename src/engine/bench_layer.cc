@@ -98,7 +98,8 @@ LayerBench::LayerBench(LayerWeights weights, const MoeLayerOptions& options, Rou
       target_(target),
       sustained_(sustained) {}
 
-BenchResult LayerBench::time(std::int64_t tokens) {
+// The passes of a number of tokens.
+void LayerBench::draw(std::int64_t tokens) {
   const LayerConfig& config = weights_.config;
   BenchResult result;
   result.model = weights_.name;
@@ -107,6 +108,7 @@ BenchResult LayerBench::time(std::int64_t tokens) {
   result.tokens = tokens;
   result.rows = checked_mul(tokens, config.top_k);
   check_memory(tokens);
+  drawn_ = {};  // until all is there
   Passes passes = draw_passes(config, routing_, tokens, cache_bytes_, target_.least_bytes());
   result.experts_used = passes.mean_used();
   result.passes = static_cast<std::int64_t>(passes.ids.size());
@@ -120,6 +122,13 @@ BenchResult LayerBench::time(std::int64_t tokens) {
   inputs_.x = random_tokens(checked_mul(tokens, config.hidden), kTokenSeed);
   inputs_.weights = random_expert_weights(tokens, config.top_k, kExpertWeightSeed);
   inputs_.ids = std::move(passes.ids);
+  drawn_ = result;
+  reference_.clear();
+}
+
+BenchResult LayerBench::time(std::int64_t tokens) {
+  if (tokens != drawn_.tokens) draw(tokens);
+  BenchResult result = drawn_;
   target_.load(layer_, inputs_);
   check_first_pass(result);
   const std::vector<bf16> last = target_.run(inputs_.ids.size() - 1, 0x7F);
@@ -171,25 +180,47 @@ void LayerBench::check_first_pass(BenchResult& result) {
   if (layer_.backend() != "ref") check_rows(y, result);
 }
 
-// Some rows of y against `ref`, on a layer of the experts that those use.
-void LayerBench::check_rows(const std::vector<bf16>& y, BenchResult& result) const {
+// Some rows of y, the first to the last, against `ref`.
+void LayerBench::check_rows(const std::vector<bf16>& y, BenchResult& result) {
   const LayerConfig& config = weights_.config;
   const std::int64_t hidden = config.hidden;
   const std::int64_t row_work = checked_mul(hidden * config.intermediate, matrices_of(config) * config.top_k);
   const std::int64_t count =
       std::min(result.tokens, std::clamp(kCheckedWork / row_work, kFewestCheckedRows, kMostCheckedRows));
+  std::vector<std::int64_t> tokens;
+  std::vector<float> got;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t t = count == 1 ? 0 : i * (result.tokens - 1) / (count - 1);
+    tokens.push_back(t);
+    for (std::int64_t at = t * hidden; at < (t + 1) * hidden; ++at) {
+      got.push_back(to_float(y[static_cast<std::size_t>(at)]));
+    }
+  }
+  if (reference_.empty()) reference_ = reference_rows(tokens);
+  result.checked_rows = count;
+  result.checked_error = compare(got, reference_).relative;
+  const double allowed = tolerance(result.activations);
+  if (!(result.checked_error <= allowed)) {
+    wrong(result,
+          fmt::format("{} rows differ from the reference's by {:.3g} (relative L2), expected {:.3g} at "
+                      "most",
+                      count, result.checked_error, allowed));
+  }
+}
+
+// Rows of y by `ref`, on a layer of the experts that those use.
+std::vector<float> LayerBench::reference_rows(const std::vector<std::int64_t>& tokens) const {
+  const LayerConfig& config = weights_.config;
+  const std::int64_t hidden = config.hidden;
+  const auto count = static_cast<std::int64_t>(tokens.size());
   LayerWeights part = weights_;
   part.experts.clear();
   std::map<std::int32_t, std::int32_t> renamed;
   std::vector<bf16> x;
   std::vector<std::int32_t> ids;
-  std::vector<float> expert_weights, got, expected;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t t = count == 1 ? 0 : i * (result.tokens - 1) / (count - 1);  // first to last
+  std::vector<float> expert_weights, rows;
+  for (const std::int64_t t : tokens) {
     x.insert(x.end(), inputs_.x.begin() + t * hidden, inputs_.x.begin() + (t + 1) * hidden);
-    for (std::int64_t at = t * hidden; at < (t + 1) * hidden; ++at) {
-      got.push_back(to_float(y[static_cast<std::size_t>(at)]));
-    }
     for (std::int64_t pair = t * config.top_k; pair < (t + 1) * config.top_k; ++pair) {
       const std::int32_t id = inputs_.ids[0][static_cast<std::size_t>(pair)];
       const auto [entry, added] = renamed.emplace(id, static_cast<std::int32_t>(part.experts.size()));
@@ -206,16 +237,8 @@ void LayerBench::check_rows(const std::vector<bf16>& y, BenchResult& result) con
   MoeLayer(part, options)
       .forward({x.data(), count, hidden}, {ids.data(), count, config.top_k},
                {expert_weights.data(), count, config.top_k}, {reference.data(), count, hidden});
-  for (const bf16 value : reference) expected.push_back(to_float(value));
-  result.checked_rows = count;
-  result.checked_error = compare(got, expected).relative;
-  const double allowed = tolerance(result.activations);
-  if (!(result.checked_error <= allowed)) {
-    wrong(result,
-          fmt::format("{} rows differ from the reference's by {:.3g} (relative L2), expected {:.3g} at "
-                      "most",
-                      count, result.checked_error, allowed));
-  }
+  for (const bf16 value : reference) rows.push_back(to_float(value));
+  return rows;
 }
 
 double LayerBench::tolerance(ActivationFormat format) const {

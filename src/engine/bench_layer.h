@@ -49,14 +49,19 @@ class LayerBench {
 
   // Before any pass is timed, y is finite, two passes give the same bits and some rows are the reference's;
   // afterwards the timed passes have left the bits of an untimed one. Throws kInternal where that does not
-  // hold, kOutOfMemory where the tokens do not fit.
+  // hold, kOutOfMemory where the tokens do not fit. The same number of tokens again runs the same passes.
   BenchResult time(std::int64_t tokens);
 
+  const LayerConfig& config() const { return weights_.config; }
+  ActivationFormat activations() const { return layer_.options().activations; }
+
  private:
+  void draw(std::int64_t tokens);
   void check_memory(std::int64_t tokens) const;
   [[noreturn]] void wrong(const BenchResult& result, const std::string& what) const;
   void check_first_pass(BenchResult& result);
-  void check_rows(const std::vector<bf16>& y, BenchResult& result) const;
+  void check_rows(const std::vector<bf16>& y, BenchResult& result);
+  std::vector<float> reference_rows(const std::vector<std::int64_t>& tokens) const;
   double tolerance(ActivationFormat format) const;
 
   LayerWeights weights_;
@@ -67,6 +72,8 @@ class LayerBench {
   BenchTarget& target_;
   bool sustained_;
   BenchInputs inputs_;
+  BenchResult drawn_;             // what is known of passes over inputs_ before they are timed
+  std::vector<float> reference_;  // the rows of y that are checked, or empty as long as none was
 };
 
 // Of one matrix [H, I] in NVFP4, 4.5 bits for each weight. Throws kOutOfMemory on overflow.

@@ -11,6 +11,7 @@
 #include "engine/backends.h"
 #include "engine/bench_inputs.h"
 #include "engine/bench_layer.h"
+#include "engine/tune.h"
 #include "megamoe/error.h"
 #include "numerics/bf16.h"
 #include "numerics/nvfp4.h"
@@ -190,6 +191,7 @@ class FaultyTarget : public BenchTarget {
  public:
   enum Fault { kNone, kNotANumber, kUnequal, kWrongRow, kTimedOtherwise };
   explicit FaultyTarget(Fault fault) : fault_(fault), host_(host_bench_target()) {}
+  void set(Fault fault) { fault_ = fault, runs_ = 0; }
 
   BenchMachine machine() const override { return {}; }
   std::int64_t least_bytes() const override { return 0; }
@@ -341,6 +343,77 @@ TEST(LayerBenchTest, TimesNothingWrong) {
       EXPECT_EQ(target.timed > 0, fault == FaultyTarget::kTimedOtherwise) << part;
     }
   }
+}
+
+// The passes of some tokens are kept, and what they are held against.
+TEST(LayerBenchTest, TheSameTokensAgainAreCheckedAgain) {
+  FaultyTarget target(FaultyTarget::kNone);
+  LayerBench layer = small_bench(target, ActivationFormat::kBf16, 2);
+  for (const std::int64_t tokens : {9, 9, 3, 9}) {
+    const BenchResult result = layer.time(tokens);
+    EXPECT_EQ(result.tokens, tokens);
+    EXPECT_EQ(result.seconds.size(), 2u);
+    EXPECT_EQ(result.checked_rows, std::min<std::int64_t>(tokens, 4));
+  }
+  for (const FaultyTarget::Fault fault : {FaultyTarget::kNotANumber, FaultyTarget::kUnequal,
+                                          FaultyTarget::kWrongRow, FaultyTarget::kTimedOtherwise}) {
+    target.set(fault);
+    EXPECT_THROW(layer.time(9), Error) << fault;
+  }
+  target.set(FaultyTarget::kNone);
+  EXPECT_NO_THROW(layer.time(9));
+}
+
+TEST(Tune, TimesEveryTileOfBothGemms) {
+  BenchOptions options = {.models = {"qwen3-30b-a3b"},
+                          .activations = {ActivationFormat::kBf16, ActivationFormat::kFp8},
+                          .tokens = {1, 33},
+                          .backend = {},
+                          .experts = 8,
+                          .repeat = 2};
+  for (const Backend* backend : all_backends()) {
+    if (!backend->supported()) continue;
+    SCOPED_TRACE(backend->name());
+    options.backend = backend->name();
+    if (backend->name() != "hopper") {
+      try {
+        tune(options);
+        FAIL();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+        EXPECT_NE(std::string(error.what()).find("timed on a GPU"), std::string::npos) << error.what();
+      }
+      continue;
+    }
+    const TuneReport report = tune(options);
+    ASSERT_EQ(report.gemms.size(), 8u);
+    std::size_t tiles = 0;
+    for (std::size_t i = 0; i < 8; ++i) {
+      const TunedGemm& gemm = report.gemms[i];
+      EXPECT_EQ(gemm.activations, options.activations[i / 4]);
+      EXPECT_EQ(gemm.tokens, options.tokens[i / 2 % 2]);
+      EXPECT_EQ(gemm.rows, gemm.tokens * 8);
+      EXPECT_EQ(gemm.first, i % 2 == 0);
+      std::set<std::pair<int, int>> different;
+      for (const TileTime& tile : gemm.tiles) {
+        EXPECT_GT(tile.seconds, 0);
+        EXPECT_TRUE(different.emplace(tile.tokens, tile.row_tiles).second);
+      }
+      EXPECT_GE(different.size(), 8u);
+      EXPECT_GE(gemm.loss(), 0);
+      tiles += different.size();
+    }
+    EXPECT_EQ(std::count(report.text.begin(), report.text.end(), '\n'),
+              static_cast<std::ptrdiff_t>(tiles + 2));
+  }
+}
+
+TEST(Tune, TheFastestIsHeldAgainstTheUsual) {
+  TunedGemm gemm;
+  gemm.tiles = {{16, 4, 2.0}, {8, 4, 3.0}, {24, 4, 1.6}, {32, 4, 1.7}};
+  EXPECT_EQ(gemm.usual().tokens, 16);
+  EXPECT_EQ(gemm.fastest().tokens, 24);
+  EXPECT_DOUBLE_EQ(gemm.loss(), 0.25);
 }
 
 TEST(LayerBenchTest, RefusesTokensThatDoNotFit) {

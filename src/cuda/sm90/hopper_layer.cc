@@ -89,17 +89,23 @@ void HopperLayer::prepare(ActivationFormat activations) const {
   });
 }
 
-GroupedInput HopperLayer::input(const PackedWeights& weights, std::int64_t weight_rows, std::int64_t cols,
-                                const ActivationRows& tokens, const Routing& routing, void* workspace) const {
+GroupedInput HopperLayer::input(LayerGemm gemm, const ActivationRows& tokens, const Routing& routing,
+                                void* workspace) const {
+  const bool first = gemm == LayerGemm::kFirst;
+  const Packed& both = packed(tokens.format);
   GroupedInput in;
-  in.weights = weights.packed.data();
+  in.weights = (first ? both.first : both.second).packed.data();
   in.experts = static_cast<int>(config_.num_experts);
-  in.weight_rows = weight_rows;
-  in.cols = cols;
+  in.weight_rows = first ? config_.intermediate : config_.hidden;
+  in.cols = first ? config_.hidden : config_.intermediate;
   in.offsets = routing.offsets;
   in.max_rows = most_rows(routing);
   in.tokens = tokens;
   in.workspace = workspace;
+  const TileChoice* forced = ForcedTiles::of(gemm);
+  in.tile = forced != nullptr
+                ? *forced
+                : tile_times_.choose(GemmProblem::of(config_, tokens.format, gemm, in.max_rows));
   return in;
 }
 
@@ -107,12 +113,11 @@ cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathere
                                       L1Output mode, const ActivationRows& out, unsigned long long* saturated,
                                       void* workspace, bool in_pass, cudaStream_t stream) const {
   Gemm1 call;
-  const PackedWeights& weights = packed(x.format).first;
-  call.in = input(weights, config_.intermediate, config_.hidden, x, routing, workspace);
+  call.in = input(LayerGemm::kFirst, x, routing, workspace);
   call.in.offsets_settled = call.in.decoded = in_pass;
   call.in.gather = x_is_gathered || x.format == ActivationFormat::kFp8 ? nullptr : routing.row_to_token;
   call.activation = config_.activation;
-  call.weight_scales = weights.scales.data();
+  call.weight_scales = packed(x.format).first.scales.data();
   call.gate_bias = gate_bias_.data();
   call.up_bias = up_bias_.data();
   call.mode = mode;
@@ -125,10 +130,9 @@ cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathere
 cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out,
                                       void* workspace, bool in_pass, cudaStream_t stream) const {
   Gemm2 call;
-  const PackedWeights& weights = packed(h.format).second;
-  call.in = input(weights, config_.hidden, config_.intermediate, h, routing, workspace);
+  call.in = input(LayerGemm::kSecond, h, routing, workspace);
   call.in.offsets_settled = call.in.decoded = in_pass;
-  call.weight_scales = weights.scales.data();
+  call.weight_scales = packed(h.format).second.scales.data();
   call.bias = down_bias_.data();
   call.out = out;
   return sm90::gemm2(call, stream);

@@ -9,6 +9,7 @@
 #include "cuda/device.h"
 #include "cuda/sm90/gemm.h"
 #include "cuda/sm90/packed_weights.h"
+#include "cuda/sm90/tile_times.h"
 
 namespace megamoe::sm90 {
 
@@ -21,11 +22,12 @@ class HopperLayer final : public PreparedLayer {
   const LayerConfig& config() const override { return config_; }
   int device() const { return device_; }
 
-  // Operands in GPU memory. The tile is chosen by routing.tokens alone, so that the same tokens give the same
-  // bits however they are routed. FP8 rows are as fp8_rows.h says, in expert order, with room for rows of the
-  // worst routing. `workspace`: as many bytes as the functions below say, for rows of the worst routing, free
-  // after the call; none where NVFP4 rows are decoded. `in_pass`: the offsets are settled and NVFP4 rows
-  // decoded, as GroupedInput says. prepare() must have been called.
+  // Operands in GPU memory. The tile is chosen by routing.tokens alone, with MEGAMOE_TILES as it was when the
+  // layer was made, so that the same tokens give the same bits however they are routed. FP8 rows are as
+  // fp8_rows.h says, in expert order, with room for rows of the worst routing. `workspace`: as many bytes as
+  // the functions below say, for rows of the worst routing, free after the call; none where NVFP4 rows are
+  // decoded. `in_pass`: the offsets are settled and NVFP4 rows decoded, as GroupedInput says. prepare() must
+  // have been called.
   cudaError_t gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
                            const ActivationRows& out, unsigned long long* saturated, void* workspace,
                            bool in_pass, cudaStream_t stream) const;
@@ -60,12 +62,13 @@ class HopperLayer final : public PreparedLayer {
   Packed& packed(ActivationFormat activations) const {
     return packed_[static_cast<int>(operand_type(activations))];
   }
-  GroupedInput input(const PackedWeights& weights, std::int64_t weight_rows, std::int64_t cols,
-                     const ActivationRows& tokens, const Routing& routing, void* workspace) const;
+  GroupedInput input(LayerGemm gemm, const ActivationRows& tokens, const Routing& routing,
+                     void* workspace) const;
 
   LayerWeights weights_;  // keeps the files mapped that it points into
   int device_ = cuda::current_device();
   LayerConfig config_;
+  TileTimes tile_times_ = TileTimes::of_environment();
   mutable Packed packed_[2];                                  // by OperandType
   cuda::DeviceArray<float> gate_bias_, up_bias_, down_bias_;  // [experts, I] or [experts, H], or empty
   std::unique_ptr<const HopperLayer> shared_;
