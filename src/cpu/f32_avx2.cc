@@ -6,7 +6,7 @@ namespace megamoe::cpu {
 namespace {
 
 struct F32Avx2 : Ymm {
-  static constexpr int kFew = 3, kPanels = 1, kTile = 6, kSteps = 8;
+  static constexpr int kFew = 4, kPanels = 1, kTile = 6, kSteps = 8;
 
   // Times what step_of_codes and Ymm::e4m3 leave out: there a doubled code comes times 2^24.
   template <bool kFold>

@@ -3,12 +3,12 @@
 //
 // A lane is a row of weights. What is multiplied are lanes of 32 bits: one column in FP32, or two columns in
 // BF16, whose products are added together. The weights carry their block scales (exact in BF16, too), so that
-// an output is, for each group of 64 columns, one FP32 accumulator over ascending steps, times the factor of
+// an output is, for each span of 128 columns, one FP32 accumulator over ascending steps, times the factor of
 // the row of x, added to its sum. All row counts take this order.
 //
-// x is expanded once for all panels, a group of columns after the other, in each the rows one after the
-// other. Up to kFew rows take the weights as they are decoded; for more rows a group of kPanels panels is
-// decoded first, kTile rows at a time.
+// x is expanded once for all panels, a span after the other, in each the rows one after the other. Up to kFew
+// rows take the weights of a panel as they are decoded; more rows those of kPanels panels, kTile rows at a
+// time, of which the first decode them for the rest.
 //
 // A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
 //   kFew, kPanels, kTile   as above
@@ -27,10 +27,11 @@
 namespace megamoe::cpu {
 namespace {
 
-constexpr std::int64_t kHalvesOfGroup = 2 * kGroup;  // 8 columns each
+constexpr std::int64_t kSpan = 8;                  // blocks that one accumulator adds up
+constexpr std::int64_t kHalvesOfSpan = 2 * kSpan;  // 8 columns each
 
-// Where the weights of a group come from. A Block is one of 16 columns, as a vector of lanes needs it;
-// step(block, half, step) is a vector of it.
+// Where the weights of a span, and of those that follow it, come from. A Block is one of 16 columns, as a
+// vector of lanes needs it; step(block, half, step) is a vector of it.
 template <class V, bool kFold>
 struct Nvfp4Source {
   static constexpr std::int64_t kBlockBytes = kBlockOfPanel;
@@ -38,15 +39,20 @@ struct Nvfp4Source {
     const std::uint8_t* codes;
     typename V::Floats scales;
   };
-  static Block block(const std::uint8_t* group, std::int64_t blocks, std::int64_t b, std::int64_t lane) {
-    const std::uint8_t* codes = group + blocks * kRowsOfPanel + b * kCodesOfBlock;
+  const std::uint8_t* packed;
+
+  Block block(std::int64_t span, std::int64_t blocks, std::int64_t b, std::int64_t lane) const {
+    const std::int64_t in_group = b % kGroup, first = b - in_group;
+    const std::uint8_t* group = packed + (span * kSpan + first) * kBlockBytes;
+    const std::int64_t rest = blocks - first, blocks_of_group = rest < kGroup ? rest : kGroup;
     if (lane == 0) {
-      const std::uint8_t* ahead = group + b * kBlockBytes + kAhead;
+      const std::uint8_t* ahead = group + in_group * kBlockBytes + kAhead;
       prefetch(ahead);
       prefetch(ahead + 64);
       prefetch(ahead + 128);
     }
-    return {codes + lane * 4, V::template prepare_scales<kFold>(group + b * kRowsOfPanel + lane)};
+    return {group + blocks_of_group * kRowsOfPanel + in_group * kCodesOfBlock + lane * 4,
+            V::template prepare_scales<kFold>(group + in_group * kRowsOfPanel + lane)};
   }
   static typename V::Ints step(const Block& block, std::int64_t half, int step) {
     return V::template step_of_codes<kFold>(block.codes + half * 64, step, block.scales);
@@ -57,8 +63,10 @@ template <class V>
 struct Bf16Source {
   static constexpr std::int64_t kBlockBytes = 16 * kRowsOfPanel * 2;
   using Block = const std::uint8_t*;
-  static Block block(const std::uint8_t* group, std::int64_t, std::int64_t b, std::int64_t lane) {
-    return group + b * kBlockBytes + lane * 2;
+  const std::uint8_t* packed;
+
+  Block block(std::int64_t span, std::int64_t, std::int64_t b, std::int64_t lane) const {
+    return packed + (span * kSpan + b) * kBlockBytes + lane * 2;
   }
   static typename V::Ints step(Block block, std::int64_t half, int step) {
     return V::step_of_bf16(block + half * (kBlockBytes / 2), step);
@@ -72,29 +80,55 @@ struct DecodedSource {
   static constexpr std::int64_t kStepBytes = kPanels * kRowsOfPanel * 4;
   static constexpr std::int64_t kBlockBytes = 2 * V::kSteps * kStepBytes;
   using Block = const std::uint8_t*;
-  static Block block(const std::uint8_t* group, std::int64_t, std::int64_t b, std::int64_t lane) {
-    return group + b * kBlockBytes + lane * 4;
+  const std::uint8_t* packed;
+
+  Block block(std::int64_t span, std::int64_t, std::int64_t b, std::int64_t lane) const {
+    return packed + (span * kSpan + b) * kBlockBytes + lane * 4;
   }
   static typename V::Ints step(Block block, std::int64_t half, int step) {
     return V::load_ints(block + half * (kBlockBytes / 2) + step * kStepBytes);
   }
 };
 
-// x of a slab, some groups of it.
+// Some panels' spans that are decoded as they are used, for a DecodedSource to have them afterwards.
+template <class V, class Source, int kPanels>
+struct DecodingSource {
+  using Decoded = DecodedSource<V, kPanels>;
+  struct Block {
+    typename Source::Block block;
+    std::uint8_t* decoded;
+  };
+  const F32Panel* panels;
+  std::int64_t offset;  // bytes into each
+  std::uint8_t* decoded;
+
+  Block block(std::int64_t span, std::int64_t blocks, std::int64_t b, std::int64_t lane) const {
+    const Source source{panels[lane / kRowsOfPanel].packed + offset};
+    return {source.block(span, blocks, b, lane % kRowsOfPanel),
+            decoded + (span * kSpan + b) * Decoded::kBlockBytes + lane * 4};
+  }
+  static typename V::Ints step(const Block& block, std::int64_t half, int step) {
+    const typename V::Ints w = Source::step(block.block, half, step);
+    V::store_ints(block.decoded + half * (Decoded::kBlockBytes / 2) + step * Decoded::kStepBytes, w);
+    return w;
+  }
+};
+
+// x of a slab, some spans of it.
 template <class V>
 struct ExpandedX {
-  static constexpr std::int64_t kRowWords = kHalvesOfGroup * V::kSteps;  // of a group
+  static constexpr std::int64_t kRowWords = kHalvesOfSpan * V::kSteps;  // of a span
   std::int64_t rows;
-  std::int32_t* words;  // [groups, rows, kRowWords]
-  float* factors;       // [groups, rows]
+  std::int32_t* words;  // [spans, rows, kRowWords]
+  float* factors;       // [spans, rows]
 };
 
 template <class V>
 void expand(const F32Slab& slab, std::int64_t first_block, std::int64_t blocks, const ExpandedX<V>& out) {
   for (std::int64_t i = 0; i < slab.rows; ++i) {
     for (std::int64_t b = 0; b < blocks; ++b) {
-      const std::int64_t at = b / kGroup * slab.rows + i;
-      std::int32_t* words = out.words + at * ExpandedX<V>::kRowWords + b % kGroup * 2 * V::kSteps;
+      const std::int64_t at = b / kSpan * slab.rows + i;
+      std::int32_t* words = out.words + at * ExpandedX<V>::kRowWords + b % kSpan * 2 * V::kSteps;
       const std::int64_t column = (first_block + b) * 16;
       if (slab.x_factors == nullptr) {
         V::words_of_bf16(slab.x[i] + column * 2, words);
@@ -107,38 +141,37 @@ void expand(const F32Slab& slab, std::int64_t first_block, std::int64_t blocks, 
   }
 }
 
-// kGroups groups, side by side, of kVectors vectors of a panel, or of some that stand together, from row
-// `lane` on, times kRows rows of x from row `first` on; adds to sums [panels, x.rows, 16]. All groups have
+// kSpans spans, side by side, of kVectors vectors of a panel, or of some that stand together, from row
+// `lane` on, times kRows rows of x from row `first` on; adds to sums [panels, x.rows, 16]. All spans have
 // `blocks` blocks.
-template <class V, class Source, int kRows, int kGroups, int kVectors>
-void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64_t lane,
-                     const ExpandedX<V>& x, std::int64_t group, std::int64_t first, float* sums) {
+template <class V, class Source, int kRows, int kSpans, int kVectors>
+void multiply_spans(const Source& source, std::int64_t blocks, std::int64_t lane, const ExpandedX<V>& x,
+                    std::int64_t span, std::int64_t first, float* sums) {
   constexpr std::int64_t kRowWords = ExpandedX<V>::kRowWords;
-  typename V::Floats acc[kGroups][kRows][kVectors];
+  typename V::Floats acc[kSpans][kRows][kVectors];
 #pragma GCC unroll 64
-  for (auto& of_group : acc) {
+  for (auto& of_span : acc) {
 #pragma GCC unroll 64
-    for (auto& row : of_group) {
+    for (auto& row : of_span) {
 #pragma GCC unroll 64
       for (auto& v : row) v = V::broadcast(0.0f);
     }
   }
-  const std::int32_t* words = x.words + (group * x.rows + first) * kRowWords;
+  const std::int32_t* words = x.words + (span * x.rows + first) * kRowWords;
   for (std::int64_t b = 0; b < blocks; ++b) {
-    typename Source::Block weights[kGroups][kVectors];
+    typename Source::Block weights[kSpans][kVectors];
 #pragma GCC unroll 64
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kSpans; ++g) {
 #pragma GCC unroll 64
       for (int v = 0; v < kVectors; ++v) {
-        weights[g][v] =
-            Source::block(packed + g * kGroup * Source::kBlockBytes, blocks, b, lane + v * V::kLanes);
+        weights[g][v] = source.block(g, blocks, b, lane + v * V::kLanes);
       }
     }
     for (std::int64_t half = 0; half < 2; ++half, words += V::kSteps) {
 #pragma GCC unroll 64
       for (int step = 0; step < V::kSteps; ++step) {
 #pragma GCC unroll 64
-        for (int g = 0; g < kGroups; ++g) {
+        for (int g = 0; g < kSpans; ++g) {
           typename V::Ints w[kVectors];
 #pragma GCC unroll 64
           for (int v = 0; v < kVectors; ++v) w[v] = Source::step(weights[g][v], half, step);
@@ -160,8 +193,8 @@ void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64
       float* out = sums + (row / kRowsOfPanel * x.rows + first + i) * kRowsOfPanel + row % kRowsOfPanel;
       typename V::Floats sum = V::load(out);
 #pragma GCC unroll 64
-      for (int g = 0; g < kGroups; ++g) {
-        const float factor = x.factors[(group + g) * x.rows + first + i];
+      for (int g = 0; g < kSpans; ++g) {
+        const float factor = x.factors[(span + g) * x.rows + first + i];
         sum = V::multiply_add(acc[g][i][v], V::broadcast(factor), sum);
       }
       V::store(out, sum);
@@ -170,66 +203,54 @@ void multiply_groups(const std::uint8_t* packed, std::int64_t blocks, std::int64
 }
 
 // `blocks` blocks of a panel times 1 to kRows rows. Few rows have few accumulators, each waiting for itself:
-// so they take two groups at once.
+// so they take two spans at once.
 template <class V, class Source, int kRows>
 void multiply_few(const std::uint8_t* packed, std::int64_t blocks, const ExpandedX<V>& x, float* sums) {
   if (x.rows == kRows) {
-    constexpr int kGroups = 2;
-    const std::int64_t whole = blocks / kGroup;
-    const auto multiply = [&]<int kCount>(std::int64_t group) {
-      const std::int64_t rest = blocks - group * kGroup;
+    constexpr int kSpans = 2;
+    const std::int64_t whole = blocks / kSpan;
+    const auto multiply = [&]<int kCount>(std::int64_t span) {
+      const std::int64_t rest = blocks - span * kSpan;
       for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
-        multiply_groups<V, Source, kRows, kCount, 1>(packed + group * kGroup * Source::kBlockBytes,
-                                                     rest < kGroup ? rest : kGroup, lane, x, group, 0, sums);
+        multiply_spans<V, Source, kRows, kCount, 1>({packed + span * kSpan * Source::kBlockBytes},
+                                                    rest < kSpan ? rest : kSpan, lane, x, span, 0, sums);
       }
     };
-    std::int64_t group = 0;
-    for (; group + kGroups <= whole; group += kGroups) multiply.template operator()<kGroups>(group);
-    for (; group * kGroup < blocks; ++group) multiply.template operator()<1>(group);
+    std::int64_t span = 0;
+    for (; span + kSpans <= whole; span += kSpans) multiply.template operator()<kSpans>(span);
+    for (; span * kSpan < blocks; ++span) multiply.template operator()<1>(span);
   } else if constexpr (kRows > 1) {
     multiply_few<V, Source, kRows - 1>(packed, blocks, x, sums);
   }
 }
 
-// A decoded group times 1 to kRows rows.
-template <class V, int kPanels, int kRows>
-void multiply_tile(std::int64_t rows, const std::uint8_t* decoded, std::int64_t blocks, const ExpandedX<V>& x,
-                   std::int64_t group, std::int64_t first, float* sums) {
+// A span of kPanels panels times 1 to kRows rows.
+template <class V, int kPanels, int kRows, class Source>
+void multiply_tile(std::int64_t rows, const Source& source, std::int64_t blocks, const ExpandedX<V>& x,
+                   std::int64_t span, std::int64_t first, float* sums) {
   if (rows == kRows) {
     constexpr auto kVectors = static_cast<int>(kPanels * kRowsOfPanel / V::kLanes);
-    multiply_groups<V, DecodedSource<V, kPanels>, kRows, 1, kVectors>(decoded, blocks, 0, x, group, first,
-                                                                      sums);
+    multiply_spans<V, Source, kRows, 1, kVectors>(source, blocks, 0, x, span, first, sums);
   } else if constexpr (kRows > 1) {
-    multiply_tile<V, kPanels, kRows - 1>(rows, decoded, blocks, x, group, first, sums);
+    multiply_tile<V, kPanels, kRows - 1>(rows, source, blocks, x, span, first, sums);
   }
 }
 
-// `blocks` blocks of kPanels panels, from `offset` bytes on, times more rows.
+// `blocks` blocks of kPanels panels, from `offset` bytes on, times more rows. Decoding takes other parts of a
+// processor than multiplying, and so goes along with the first tile.
 template <class V, class Source, int kPanels>
 void multiply_many(const F32Panel* panels, std::int64_t offset, std::int64_t blocks, const ExpandedX<V>& x,
                    float* sums) {
   using Decoded = DecodedSource<V, kPanels>;
-  alignas(64) std::uint8_t decoded[kGroup * Decoded::kBlockBytes];
+  alignas(64) std::uint8_t decoded[kSpan * Decoded::kBlockBytes];
   const std::int64_t tiles = (x.rows + V::kTile - 1) / V::kTile;  // of about equal size
-  for (std::int64_t group = 0; group * kGroup < blocks; ++group, offset += kGroup * Source::kBlockBytes) {
-    const std::int64_t rest = blocks - group * kGroup, count = rest < kGroup ? rest : kGroup;
-    for (std::int64_t b = 0; b < count; ++b) {
-      for (std::int64_t lane = 0; lane < kPanels * kRowsOfPanel; lane += V::kLanes) {
-        const auto block =
-            Source::block(panels[lane / kRowsOfPanel].packed + offset, count, b, lane % kRowsOfPanel);
-        std::uint8_t* out = decoded + b * Decoded::kBlockBytes + lane * 4;
-#pragma GCC unroll 64
-        for (int half = 0; half < 2; ++half) {
-#pragma GCC unroll 64
-          for (int step = 0; step < V::kSteps; ++step, out += Decoded::kStepBytes) {
-            V::store_ints(out, Source::step(block, half, step));
-          }
-        }
-      }
-    }
-    for (std::int64_t t = 0; t < tiles; ++t) {
+  for (std::int64_t span = 0; span * kSpan < blocks; ++span, offset += kSpan * Source::kBlockBytes) {
+    const std::int64_t rest = blocks - span * kSpan, count = rest < kSpan ? rest : kSpan;
+    const DecodingSource<V, Source, kPanels> source{panels, offset, decoded};
+    multiply_tile<V, kPanels, V::kTile>(x.rows / tiles, source, count, x, span, 0, sums);
+    for (std::int64_t t = 1; t < tiles; ++t) {
       const std::int64_t first = x.rows * t / tiles, end = x.rows * (t + 1) / tiles;
-      multiply_tile<V, kPanels, V::kTile>(end - first, decoded, count, x, group, first, sums);
+      multiply_tile<V, kPanels, V::kTile>(end - first, Decoded{decoded}, count, x, span, first, sums);
     }
   }
 }
@@ -268,7 +289,7 @@ void multiply_panels(const F32Panel* panels, std::int64_t first, std::int64_t bl
 template <class V>
 void multiply(const F32Slab& slab) {
   const ExpandedX<V> x = {slab.rows, slab.scratch, reinterpret_cast<float*>(slab.scratch + kExpandedWords)};
-  const std::int64_t most_blocks = kExpandedFactors / slab.rows * kGroup;
+  const std::int64_t most_blocks = kExpandedFactors / slab.rows * kSpan;
   for (std::int64_t i = 0; i < slab.num_panels * slab.rows * kRowsOfPanel; ++i) slab.sums[i] = 0.0f;
   for (std::int64_t first = 0; first < slab.blocks; first += most_blocks) {
     const std::int64_t rest = slab.blocks - first, blocks = rest < most_blocks ? rest : most_blocks;

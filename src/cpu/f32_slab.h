@@ -6,10 +6,10 @@
 
 namespace megamoe::cpu {
 
-// The scratch memory a kernel may use: 32-bit words for x, of which it takes 64 for a row and a group of 64
-// columns, and a factor for each of those.
+// The scratch memory a kernel may use: 32-bit words for x, of which it takes up to 128 for a row and a span
+// of 128 columns, and a factor for each of those.
 inline constexpr std::int64_t kExpandedWords = 48 << 10;
-inline constexpr std::int64_t kExpandedFactors = kExpandedWords / 64;
+inline constexpr std::int64_t kExpandedFactors = kExpandedWords / 128;
 
 // What a panel holds and what becomes of it: NVFP4's codes times their block scales, exact; or folded to
 // E4M3 (numerics/fp8_tile.h).

@@ -4,9 +4,8 @@
 // Every output is summed in one order that depends on nothing but the number of columns:
 //   nvfp4  one FP32 accumulator; for each block, ascending, acc += dot * (s_w * s_x), dot an exact integer
 //          and the products exact, so that each block costs one rounding
-//   fp8    for each group of columns an FP32 sum of exact products, times the token's scale, added in FP32
-//   bf16   for each group of columns an FP32 sum of products with x, added in FP32
-// A group is 128 or 64 columns, which the kernel decides.
+//   fp8    for each 128 columns an FP32 sum of exact products, times the token's scale, added in FP32
+//   bf16   for each 128 columns an FP32 sum of products with x, added in FP32
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@
 
 namespace megamoe::cpu {
 
-inline constexpr std::int64_t kChunk = 128;     // columns decoded at once; FP8's group of columns
+inline constexpr std::int64_t kChunk = 128;     // columns decoded at once, and those of a sum as above
 inline constexpr std::int64_t kMaxPanels = 32;  // of all matrices of a slab
 inline constexpr std::int64_t kUsualPanels =
     4;                                         // likewise, where decoded weights are to stay in the L1 cache
