@@ -16,7 +16,7 @@
 namespace megamoe::cpu {
 
 inline constexpr std::int64_t kChunk = 128;     // columns decoded at once, and those of a sum as above
-inline constexpr std::int64_t kMaxPanels = 32;  // of all matrices of a slab
+inline constexpr std::int64_t kMaxPanels = 64;  // of all matrices of a slab
 inline constexpr std::int64_t kUsualPanels =
     4;                                         // likewise, where decoded weights are to stay in the L1 cache
 inline constexpr std::int64_t kMaxRows = 128;  // rows of x of a slab
