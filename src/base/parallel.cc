@@ -74,12 +74,13 @@ class Pool {
     return *current();
   }
 
-  // False, and nothing is done, where another thread has the pool.
-  bool run(Work& work, int helpers) {
+  // False, and nothing is done, where another thread has the pool. Helpers may run where the caller may: it
+  // is not always the same thread.
+  bool run(Work& work, int helpers, const Affinity& caller) {
     const std::unique_lock lock(caller_, std::try_to_lock);
     if (!lock) return false;
     grow(helpers);
-    follow_caller();
+    follow(caller);
     work_ = &work;
     // Opens a new turn.
     const std::uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
@@ -119,9 +120,7 @@ class Pool {
     }
   }
 
-  // Helpers may run where the caller may: it is not always the same thread.
-  void follow_caller() {
-    const Affinity caller;
+  void follow(const Affinity& caller) {
     if (!caller.known || (followed_ == threads_.size() && caller == affinity_)) return;
     for (const pthread_t thread : threads_) pthread_setaffinity_np(thread, sizeof(caller.set), &caller.set);
     affinity_ = caller, followed_ = threads_.size();
@@ -163,15 +162,21 @@ class Pool {
   std::atomic<std::uint32_t> turn_ = 0;
 };
 
-}  // namespace
-
-int available_cores() {
+int cores_of(const Affinity& caller) {
   static const std::optional<double> quota = cpu_quota(cgroup_folders("cpu"));
-  const Affinity caller;
   const int mask =
       caller.known ? CPU_COUNT(&caller.set) : static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, std::min(mask, static_cast<int>(quota.value_or(mask) + 0.5)));
 }
+
+int threads_of(const Affinity& caller) {
+  const int wanted = g_num_threads, cores = cores_of(caller);
+  return wanted == 0 ? cores : std::min(wanted, cores);
+}
+
+}  // namespace
+
+int available_cores() { return cores_of(Affinity{}); }
 
 void set_num_threads(int count) {
   if (count < 0) {
@@ -180,26 +185,23 @@ void set_num_threads(int count) {
   g_num_threads = count;
 }
 
-int num_threads() {
-  const int wanted = g_num_threads;
-  return wanted == 0 ? available_cores() : std::min(wanted, available_cores());
-}
+int num_threads() { return threads_of(Affinity{}); }
 
 void parallel_for(std::int64_t count, std::int64_t grain,
                   const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (count <= 0) return;
   grain = std::max<std::int64_t>(grain, 1);
   const std::int64_t pieces = (count + grain - 1) / grain;
-  const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), pieces));
-  if (threads > 1 && !t_inside) {
-    Work work{.count = count, .grain = grain, .pieces = pieces, .body = &body};
-    t_inside = true;
-    const bool done = Pool::instance().run(work, threads - 1);
-    t_inside = false;
-    if (work.error) std::rethrow_exception(work.error);
-    if (done) return;
-  }
-  body(0, count);
+  if (pieces == 1 || t_inside) return body(0, count);
+  const Affinity caller;
+  const int threads = static_cast<int>(std::min<std::int64_t>(threads_of(caller), pieces));
+  if (threads == 1) return body(0, count);
+  Work work{.count = count, .grain = grain, .pieces = pieces, .body = &body};
+  t_inside = true;
+  const bool done = Pool::instance().run(work, threads - 1, caller);
+  t_inside = false;
+  if (work.error) std::rethrow_exception(work.error);
+  if (!done) body(0, count);
 }
 
 }  // namespace megamoe
