@@ -30,20 +30,12 @@ struct DoubledColumns {
   V16b columns[8];
 };
 inline DoubledColumns doubled_columns(const std::uint8_t* packed) {
-  const auto evens = [](V16u a, V16u b) {
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  };
-  const auto odds = [](V16u a, V16u b) {
-    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-  };
-  const V16u a = load<V16u>(packed), b = load<V16u>(packed + 16), c = load<V16u>(packed + 32),
-             d = load<V16u>(packed + 48);  // of 4 rows each
-  const V16u even[2] = {evens(a, b), evens(c, d)}, odd[2] = {odds(a, b), odds(c, d)};
-  const V16u bytes[4] = {evens(even[0], even[1]), evens(odd[0], odd[1]), odds(even[0], even[1]),
-                         odds(odd[0], odd[1])};
+  const V16u rows[4] = {load<V16u>(packed), load<V16u>(packed + 16), load<V16u>(packed + 32),
+                        load<V16u>(packed + 48)};  // 4 each
+  const FourColumns bytes = columns_of_bytes(rows);
   DoubledColumns out;
   for (int i = 0; i < 4; ++i) {
-    const DoubledCodes codes = doubled_codes(bytes[i]);
+    const DoubledCodes codes = doubled_codes(bytes.columns[i]);
     out.columns[i] = codes.low;
     out.columns[4 + i] = codes.high;
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/vec.h"
+
 namespace megamoe::cpu {
 namespace {
 
@@ -26,28 +28,44 @@ void pack_block(const T* in, std::int64_t cols, std::uint8_t* out) {
   }
 }
 
-// Nibble n of `codes` becomes byte n % 4, the low half of it for n < 4.
-std::uint32_t pair_columns(std::uint32_t codes) {
-  const auto spread = [](std::uint32_t nibbles) {  // four, one to a byte
-    nibbles = (nibbles | nibbles << 8) & 0x00FF00FFu;
-    return (nibbles | nibbles << 4) & 0x0F0F0F0Fu;
+// In each half of both numbers nibble n becomes byte n % 4, the low half of it for n < 4.
+V2q pair_columns(V2q codes) {
+  const auto spread = [](V2q nibbles) {  // four, one to a byte
+    nibbles = (nibbles | nibbles << 8) & 0x00FF00FF00FF00FFu;
+    return (nibbles | nibbles << 4) & 0x0F0F0F0F0F0F0F0Fu;
   };
-  return spread(codes & 0xFFFFu) | spread(codes >> 16) << 4;
+  return spread(codes & 0x0000FFFF0000FFFFu) | spread(codes >> 16 & 0x0000FFFF0000FFFFu) << 4;
+}
+
+// `count` blocks' scales, of rows `stride` bytes apart.
+void pack_scales(const std::uint8_t* in, std::int64_t stride, std::int64_t count, std::uint8_t* out) {
+  if (count == kPackedGroup) {
+    V16u rows[4];
+    for (std::int64_t i = 0; i < kPanel; ++i, in += stride)
+      std::memcpy(reinterpret_cast<std::uint8_t*>(rows) + i * 4, in, 4);
+    for (const V16u of_block : columns_of_bytes(rows).columns) store(out, of_block), out += kPanel;
+    return;
+  }
+  for (std::int64_t r = 0; r < kPanel; ++r) {
+    for (std::int64_t b = 0; b < count; ++b) out[b * kPanel + r] = in[r * stride + b];
+  }
 }
 
 void pack_nvfp4_panel(const WeightMatrix& w, std::int64_t row, std::uint8_t* out) {
   const std::int64_t blocks = w.cols / kNvfp4Block;
   for_each_packed_block(out, blocks, [&](std::int64_t block, std::uint8_t* scales, std::uint8_t* codes) {
-    for (std::int64_t r = 0; r < kPanel; ++r) {
-      const std::int64_t in = (row + r) * blocks + block;
-      scales[r] = w.scales[in];
-      std::uint32_t halves[2];  // columns 0 to 7 and 8 to 15, the first in the lowest bits
-      for (std::int64_t half = 0; half < 2; ++half) {
-        const std::uint8_t* bytes = w.codes + in * 8 + half * 4;
-        halves[half] = pair_columns(bytes[0] | bytes[1] << 8 | bytes[2] << 16 |
-                                    static_cast<std::uint32_t>(bytes[3]) << 24);
-        std::memcpy(codes + half * 64 + r * 4, &halves[half], 4);
-      }
+    if (block % kPackedGroup == 0) {
+      pack_scales(w.scales + row * blocks + block, blocks, std::min(kPackedGroup, blocks - block), scales);
+    }
+    const auto two_rows = [&](std::int64_t r) {
+      const std::uint8_t* in = w.codes + ((row + r) * blocks + block) * 8;
+      return reinterpret_cast<V4i>(
+          pair_columns(V2q{load<std::uint64_t>(in), load<std::uint64_t>(in + blocks * 8)}));
+    };
+    for (std::int64_t r = 0; r < kPanel; r += 4) {
+      const V4i a = two_rows(r), b = two_rows(r + 2);
+      store(codes + r * 4, __builtin_shufflevector(a, b, 0, 2, 4, 6));       // columns 0 to 7
+      store(codes + 64 + r * 4, __builtin_shufflevector(a, b, 1, 3, 5, 7));  // 8 to 15
     }
   });
 }

@@ -9,6 +9,7 @@ namespace megamoe::cpu {
 using V4f = float __attribute__((vector_size(16)));
 using V4i = std::int32_t __attribute__((vector_size(16)));
 using V8s = std::int16_t __attribute__((vector_size(16)));
+using V2q = std::uint64_t __attribute__((vector_size(16)));
 using V16b = std::int8_t __attribute__((vector_size(16)));
 using V16u = std::uint8_t __attribute__((vector_size(16)));
 
@@ -21,6 +22,22 @@ inline V load(const void* p) {
 template <class V>
 inline void store(void* p, V v) {
   std::memcpy(p, &v, sizeof(V));
+}
+
+// 16 rows of 4 bytes, 4 rows in a vector, by columns.
+struct FourColumns {
+  V16u columns[4];
+};
+inline FourColumns columns_of_bytes(const V16u (&rows)[4]) {
+  const auto evens = [](V16u a, V16u b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  };
+  const auto odds = [](V16u a, V16u b) {
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  };
+  const V16u even[2] = {evens(rows[0], rows[1]), evens(rows[2], rows[3])};
+  const V16u odd[2] = {odds(rows[0], rows[1]), odds(rows[2], rows[3])};
+  return {evens(even[0], even[1]), evens(odd[0], odd[1]), odds(even[0], even[1]), odds(odd[0], odd[1])};
 }
 
 inline V4f splat(float x) { return V4f{x, x, x, x}; }
