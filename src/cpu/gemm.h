@@ -15,11 +15,13 @@
 
 namespace megamoe::cpu {
 
-inline constexpr std::int64_t kChunk = 128;     // columns decoded at once, and those of a sum as above
-inline constexpr std::int64_t kMaxPanels = 64;  // of all matrices of a slab
-inline constexpr std::int64_t kUsualPanels =
-    4;                                         // likewise, where decoded weights are to stay in the L1 cache
+inline constexpr std::int64_t kChunk = 128;      // columns decoded at once, and those of a sum as above
+inline constexpr std::int64_t kMaxPanels = 128;  // of all matrices of a slab
+// Likewise, where decoded weights are to stay in the first-level cache.
+inline constexpr std::int64_t kUsualPanels = 4;
 inline constexpr std::int64_t kMaxRows = 128;  // rows of x of a slab
+// Sums of a slab, few enough for the second-level cache.
+inline constexpr std::int64_t kMaxSums = 64 * kMaxRows * kPanel;
 
 struct Slab {
   const PackedMatrix* matrices[2] = {};  // gate and up, or one alone
@@ -29,7 +31,7 @@ struct Slab {
   const ActivationRows* x = nullptr;
   const std::int32_t* row_map = nullptr;  // or null: row i of the slab is row row_map[first_row + i] of x
   std::int64_t first_row = 0;
-  std::int64_t rows = 0;  // <= kMaxRows
+  std::int64_t rows = 0;  // <= kMaxRows; with all panels of all matrices at most kMaxSums sums
 
   std::int64_t x_row(std::int64_t i) const {
     return row_map == nullptr ? first_row + i : row_map[first_row + i];

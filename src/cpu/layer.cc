@@ -75,17 +75,20 @@ void for_each_item(const std::vector<RowBatch>& batches, std::int64_t panels, st
   parallel_for(count * across, kLeastWork / work, std::ref(piece));
 }
 
-// The panels of an item, of all its matrices: many, as x is expanded anew for each item, but no more than
-// leave every thread several of them.
-std::int64_t panels_of_item(const Kernel& kernel, std::int64_t all_panels) {
+// The panels of an item, of all its matrices: many, as x is expanded anew for each item and reading on is
+// faster than starting, but no more than leave every thread several items.
+std::int64_t panels_of_item(const Kernel& kernel, const std::vector<RowBatch>& batches,
+                            std::int64_t panels_of_batch) {
   constexpr std::int64_t kItemsOfThread = 8;
-  return std::clamp(all_panels / (kItemsOfThread * num_threads()), std::min(kUsualPanels, kernel.panels),
-                    kernel.panels);
+  std::int64_t rows = 0, panels = 0;
+  for (const RowBatch& batch : batches) rows = std::max(rows, batch.count), panels += panels_of_batch;
+  return std::clamp(panels / (kItemsOfThread * num_threads()), std::min(kUsualPanels, kernel.panels),
+                    std::min(kernel.panels, kMaxSums / (rows * kPanel)));
 }
 
 // The sums of a slab in this thread's scratch memory.
 Sums multiply(const Kernel& kernel, const Slab& slab) {
-  thread_local AlignedBuffer<float> values(kMaxPanels * kMaxRows * kPanel);
+  thread_local AlignedBuffer<float> values(kMaxSums);
   const Sums sums{slab, values.data()};
   (slab.x->format == ActivationFormat::kNvfp4 ? kernel.multiply_nvfp4 : kernel.multiply_f32)(sums);
   return sums;
@@ -102,7 +105,7 @@ void finish_row(const Kernel& kernel, const Sums& sums, int m, std::int64_t i, f
 
 constexpr std::int64_t kFp8Panels = kFp8Tile / kPanel;         // of h, where it is quantised in groups of 128
 constexpr std::int64_t kMaxColumns = kMaxPanels / 2 * kPanel;  // of h in an item
-static_assert(2 * kFp8Panels <= kMaxPanels);
+static_assert(2 * kFp8Panels * kMaxRows * kPanel <= kMaxSums);
 
 // Columns column .. column + count of row r of the first GEMM's output; returns the saturated blocks.
 std::int64_t store_h(const Kernel& kernel, const float* gate, const float* h, std::int64_t r,
@@ -143,10 +146,10 @@ std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batc
   if (batches.empty()) return 0;
   const int matrices = activation.gated() ? 2 : 1;
   const std::int64_t panels_of_h = batches.front().expert->up.rows() / kPanel;
-  const std::int64_t all_panels = static_cast<std::int64_t>(batches.size()) * panels_of_h * matrices;
-  const std::int64_t width = mode == L1Output::kFp8
-                                 ? kFp8Panels
-                                 : std::min(kMaxPanels / 2, panels_of_item(kernel, all_panels) / matrices);
+  const std::int64_t width =
+      mode == L1Output::kFp8
+          ? kFp8Panels
+          : std::min(kMaxPanels / 2, panels_of_item(kernel, batches, panels_of_h * matrices) / matrices);
   std::atomic<std::int64_t> saturated = 0;
   for_each_item(batches, panels_of_h, width, x.cols * matrices,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t panels) {
@@ -178,7 +181,7 @@ std::int64_t up_and_gate(const Kernel& kernel, const std::vector<RowBatch>& batc
 void down(const Kernel& kernel, const std::vector<RowBatch>& batches, const ActivationRows& h, float* out) {
   if (batches.empty()) return;
   const std::int64_t hidden = batches.front().expert->down.rows(), panels = hidden / kPanel;
-  const std::int64_t width = panels_of_item(kernel, static_cast<std::int64_t>(batches.size()) * panels);
+  const std::int64_t width = panels_of_item(kernel, batches, panels);
   for_each_item(batches, panels, width, h.cols,
                 [&](const RowBatch& batch, std::int64_t first_panel, std::int64_t count) {
                   const Slab slab{.matrices = {&batch.expert->down, nullptr},

@@ -13,8 +13,9 @@ constexpr std::int64_t kRowsOfPanel = 16;
 constexpr std::int64_t kCodesOfBlock = 128;  // bytes
 constexpr std::int64_t kBlockOfPanel = kRowsOfPanel + kCodesOfBlock;
 constexpr std::int64_t kGroup = 4;  // blocks whose scales stand together
-// How far ahead of their use weights are asked for: about a page, beyond which the hardware does not look.
-constexpr std::int64_t kAhead = 7 * kGroup * kBlockOfPanel;
+// How far ahead of their use weights are asked for: beyond a page, where the hardware does not look, and not
+// right behind its end, where that is about to.
+constexpr std::int64_t kAhead = 12 * kGroup * kBlockOfPanel;
 
 // The doubled codes, and with 12 added.
 alignas(16) constexpr std::int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
