@@ -21,7 +21,7 @@ struct F32Avx2 : Ymm {
                                                        0x0C808080, 0x08808080, 0x04808080, 0x00808080),
                                       _mm256_set1_epi32((step % 4) << 24));
     const Floats value = multiply(to_float(_mm256_shuffle_epi8(doubled, top)), scales);
-    return _mm256_castps_si256(kFold ? round_to_e4m3(value) : value);
+    return _mm256_castps_si256(kFold ? round_to_e4m3<Ymm>(value) : value);
   }
 
   static Ints step_of_bf16(const std::uint8_t* p, int step) {

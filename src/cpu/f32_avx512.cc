@@ -23,7 +23,7 @@ struct F32Avx512 : Zmm {
     const Ints shifted =
         _mm512_srli_epi32(_mm512_loadu_si512(codes), static_cast<unsigned>(step % 4 * 8 + step / 4 * 4));
     const Floats value = multiply(_mm512_permutexvar_ps(shifted, load(kValues)), scales);
-    return _mm512_castps_si512(kFold ? round_to_e4m3(value) : value);
+    return _mm512_castps_si512(kFold ? round_to_e4m3<Zmm>(value) : value);
   }
 
   static Ints step_of_bf16(const std::uint8_t* p, int step) {

@@ -34,7 +34,7 @@ struct F32Avx512Bf16 : Zmm {
     const Ints pair = _mm512_permutexvar_epi16(shifted, _mm512_load_si512(kBf16OfCodes));
     const Ints high_scale = _mm512_castps_si512(scales), low_scale = _mm512_srli_epi32(high_scale, 16);
     Floats low = dot(broadcast(0.0f), pair, low_scale), high = dot(broadcast(0.0f), pair, high_scale);
-    if constexpr (kFold) low = round_to_e4m3(low), high = round_to_e4m3(high);
+    if constexpr (kFold) low = round_to_e4m3<Zmm>(low), high = round_to_e4m3<Zmm>(high);
     return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16), _mm512_castps_si512(high));
   }
 

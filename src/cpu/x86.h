@@ -25,6 +25,16 @@ inline __m128i table(const std::int8_t* values) {
   return _mm_load_si128(reinterpret_cast<const __m128i*>(values));
 }
 
+// For |x| <= 448 and NaN, up to the sign of zero: adding 1.5 * 2^20 times the power of two below |x|, at
+// least 2^-6, rounds to three bits behind that. V is a vector of ymm.h or zmm.h.
+template <class V>
+typename V::Floats round_to_e4m3(typename V::Floats x) {
+  const auto bits = [](float value) { return V::broadcast(__builtin_bit_cast(std::int32_t, value)); };
+  const typename V::Ints power = V::max(V::bit_and(V::as_ints(x), V::broadcast(0x7F800000)), bits(0x1p-6f));
+  const typename V::Floats step = V::as_floats(V::add(power, V::broadcast(20 << 23 | 1 << 22)));
+  return (x + step) - step;
+}
+
 // A hint, and no access: it may lie behind the matrix. Always inline, as GCC drops the call of a function
 // that does nothing else.
 [[gnu::always_inline]] inline void prefetch(const std::uint8_t* p) {

@@ -37,29 +37,19 @@ struct Ymm {
   }
   static Floats bf16(const void* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(words(p), 16)); }
 
-  // For |x| <= 448 and NaN, up to the sign of zero. In the normal range 20 bits are rounded away as an
-  // integer; below 2^-6 the sum with 1.5 * 2^14 rounds to steps of 2^-9.
-  static Floats round_to_e4m3(Floats x) {
-    const Ints bits = _mm256_castps_si256(x);
-    const Ints odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
-    const Ints sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFFF)), odd);
-    const Floats normal = _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(~0xFFFFF)));
-    const Floats step = broadcast(0x1.8p14f), small = _mm256_sub_ps(_mm256_add_ps(x, step), step);
-    const Floats size = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF)));
-    const Floats rounded =
-        _mm256_blendv_ps(normal, small, _mm256_cmp_ps(size, broadcast(0x1p-6f), _CMP_LT_OQ));
-    return _mm256_blendv_ps(rounded, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  }
-
   static Ints load_ints(const void* p) { return bytes(p); }
   static void store_ints(void* p, Ints v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
+  static Ints as_ints(Floats v) { return _mm256_castps_si256(v); }
   static Floats as_floats(Ints v) { return _mm256_castsi256_ps(v); }
   static Floats to_float(Ints v) { return _mm256_cvtepi32_ps(v); }
   static Floats broadcast(float x) { return _mm256_set1_ps(x); }
   static Ints broadcast(std::int32_t x) { return _mm256_set1_epi32(x); }
   static Floats load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
+  static Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+  static Ints max(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
+  static Ints bit_and(Ints a, Ints b) { return _mm256_and_si256(a, b); }
   static Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 

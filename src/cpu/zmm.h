@@ -33,28 +33,18 @@ struct Zmm {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }
 
-  // For |x| <= 448 and NaN, up to the sign of zero; as ymm.h's.
-  static Floats round_to_e4m3(Floats x) {
-    const Ints bits = _mm512_castps_si512(x);
-    const Ints odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
-    const Ints sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFFF)), odd);
-    const Floats normal = _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(~0xFFFFF)));
-    const Floats step = broadcast(0x1.8p14f), small = _mm512_sub_ps(_mm512_add_ps(x, step), step);
-    const __mmask16 is_small = _mm512_cmplt_epi32_mask(_mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)),
-                                                       _mm512_castps_si512(broadcast(0x1p-6f)));
-    const Floats nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000));  // nothing in the low half
-    return _mm512_mask_mov_ps(_mm512_mask_blend_ps(is_small, normal, small),
-                              _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
-  }
-
   static Ints load_ints(const void* p) { return _mm512_loadu_si512(p); }
   static void store_ints(void* p, Ints v) { _mm512_storeu_si512(p, v); }
 
+  static Ints as_ints(Floats v) { return _mm512_castps_si512(v); }
   static Floats as_floats(Ints v) { return _mm512_castsi512_ps(v); }
   static Floats broadcast(float x) { return _mm512_set1_ps(x); }
   static Ints broadcast(std::int32_t x) { return _mm512_set1_epi32(x); }
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
+  static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  static Ints max(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+  static Ints bit_and(Ints a, Ints b) { return _mm512_and_si512(a, b); }
   static Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 

@@ -14,6 +14,7 @@ inline __m256i bits(__m256 x) { return _mm256_castps_si256(x); }
 inline __m256 number(__m256i x) { return _mm256_castsi256_ps(x); }
 inline __m256i magnitude_bits(__m256 x) { return _mm256_and_si256(bits(x), splat(0x7FFFFFFFu)); }
 constexpr std::uint32_t kInf = 0x7F800000u;
+constexpr std::uint32_t kLeastNormal = 121u << 23;  // of E4M3: 2^-6
 
 inline __m256 load8(const float* x) { return _mm256_loadu_ps(x); }
 inline __m256 load8(const bf16* x) {
@@ -38,22 +39,19 @@ inline __m256i largest_of_each(const __m256i (&m)[8]) {
                           _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-// E4M3 of numbers from 2^-9 to 448, as numbers and as codes. Below 2^-6 the sum with 1.5 * 2^14 rounds to
-// steps of 2^-9, above it 20 bits are rounded away.
+// E4M3 of numbers from 2^-9 to 448, as numbers and as codes. Adding 1.5 * 2^20 times the power of two below a
+// number, at least 2^-6, rounds to three bits behind that and leaves their number in the last bits; eight
+// codes more for each doubling.
 struct Scales {
   __m256 values;
   __m256i codes;
 };
 inline Scales round_to_e4m3(__m256 x) {
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits(x), 20), splat(1u));
-  const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits(x), splat(0x7FFFFu)), odd);
-  const __m256i normal = _mm256_and_si256(sum, splat(~0xFFFFFu));
-  const __m256 step = splat(0x1.8p14f), small = _mm256_sub_ps(_mm256_add_ps(x, step), step);
-  const __m256 is_small = _mm256_cmp_ps(x, splat(0x1p-6f), _CMP_LT_OQ);
-  const __m256i normal_code = _mm256_srli_epi32(_mm256_sub_epi32(normal, splat(120u << 23)), 20);
-  const __m256i small_code = _mm256_cvtps_epi32(_mm256_mul_ps(small, splat(0x1p9f)));
-  return {_mm256_blendv_ps(number(normal), small, is_small),
-          bits(_mm256_blendv_ps(number(normal_code), number(small_code), is_small))};
+  const __m256i power = _mm256_max_epi32(_mm256_and_si256(bits(x), splat(kInf)), splat(kLeastNormal));
+  const __m256i step = _mm256_add_epi32(power, splat(20u << 23 | 1u << 22));
+  const __m256 sum = _mm256_add_ps(x, number(step));
+  const __m256i doublings = _mm256_srli_epi32(_mm256_sub_epi32(power, splat(kLeastNormal)), 20);
+  return {_mm256_sub_ps(sum, number(step)), _mm256_add_epi32(_mm256_sub_epi32(bits(sum), step), doublings)};
 }
 
 // The codes of 8 magnitudes under the scale d; of a NaN (0 / 0) what `narrow` and `store_codes` make 0. With

@@ -14,6 +14,7 @@ inline __m512i bits(__m512 x) { return _mm512_castps_si512(x); }
 inline __m512 number(__m512i x) { return _mm512_castsi512_ps(x); }
 inline __m512i magnitude_bits(__m512 x) { return _mm512_and_si512(bits(x), splat(0x7FFFFFFFu)); }
 constexpr std::uint32_t kInf = 0x7F800000u;
+constexpr std::uint32_t kLeastNormal = 121u << 23;  // of E4M3: 2^-6
 
 inline __m512 load16(const float* x) { return _mm512_loadu_ps(x); }
 inline __m512 load16(const bf16* x) {
@@ -40,21 +41,17 @@ inline __m512i largest_of_each(const __m512i (&m)[16]) {
   return _mm512_max_epi32(_mm512_shuffle_i32x4(low, high, 0x88), _mm512_shuffle_i32x4(low, high, 0xDD));
 }
 
-// E4M3 of numbers from 2^-9 to 448, as numbers and as codes.
+// E4M3 of numbers from 2^-9 to 448, as numbers and as codes, as quantize_avx2.cc.
 struct Scales {
   __m512 values;
   __m512i codes;
 };
 inline Scales round_to_e4m3(__m512 x) {
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits(x), 20), splat(1u));
-  const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits(x), splat(0x7FFFFu)), odd);
-  const __m512i normal = _mm512_and_si512(sum, splat(~0xFFFFFu));
-  const __m512 step = splat(0x1.8p14f), small = _mm512_sub_ps(_mm512_add_ps(x, step), step);
-  const __mmask16 is_small = _mm512_cmp_ps_mask(x, splat(0x1p-6f), _CMP_LT_OQ);
-  const __m512i normal_code = _mm512_srli_epi32(_mm512_sub_epi32(normal, splat(120u << 23)), 20);
-  const __m512i small_code = _mm512_cvtps_epi32(_mm512_mul_ps(small, splat(0x1p9f)));
-  return {_mm512_mask_blend_ps(is_small, number(normal), small),
-          _mm512_mask_blend_epi32(is_small, normal_code, small_code)};
+  const __m512i power = _mm512_max_epi32(_mm512_and_si512(bits(x), splat(kInf)), splat(kLeastNormal));
+  const __m512i step = _mm512_add_epi32(power, splat(20u << 23 | 1u << 22));
+  const __m512 sum = _mm512_add_ps(x, number(step));
+  const __m512i doublings = _mm512_srli_epi32(_mm512_sub_epi32(power, splat(kLeastNormal)), 20);
+  return {_mm512_sub_ps(sum, number(step)), _mm512_add_epi32(_mm512_sub_epi32(bits(sum), step), doublings)};
 }
 
 // The codes of 16 numbers under the scale d; 0 for 0 / 0. With P the power of two below a quotient's
