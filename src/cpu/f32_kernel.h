@@ -37,7 +37,7 @@ struct Nvfp4Source {
   static constexpr std::int64_t kBlockBytes = kBlockOfPanel;
   struct Block {
     const std::uint8_t* codes;
-    typename V::Floats scales;
+    decltype(V::template prepare_scales<kFold>(nullptr)) scales;
   };
   const std::uint8_t* packed;
 

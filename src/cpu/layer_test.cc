@@ -286,32 +286,36 @@ TEST_P(CpuLayerKernels, OtherFormatsAreWithinTheRoundingBound) {
   }
 }
 
-// One-hot rows of 1.0 read every folded operand out.
+// One-hot rows of 1.0 read every folded operand out: of every scale beside its neighbours, then of those in
+// whose blocks nothing but zeros lies below E4M3's normal range.
 TEST_P(CpuLayerKernels, EveryFoldedOperandIsTheDefinitions) {
   RandomLayer layer(5, 128, 16, 1, kActivations[0], WeightFormat::kNvfp4, false);
-  Bytes codes(128 * 8), scales(128);
-  for (std::size_t r = 0; r < 128; ++r) {
-    scales[r] = static_cast<std::uint8_t>(r);  // the last is NaN
-    for (std::size_t j = 0; j < 8; ++j)
-      codes[r * 8 + j] = static_cast<std::uint8_t>((2 * j + 1) << 4 | 2 * j);
-  }
-  WeightMatrix& down = layer.weights.experts[0].down;
-  down.codes = codes.data();
-  down.scales = scales.data();
-  down.tensor_scale = 1.0f;
-  Routed routed(layer.random, {16});
-  Rows h(ActivationFormat::kFp8, 16, 16);
-  std::fill(h.codes.begin(), h.codes.end(), std::uint8_t{0});
-  std::fill(h.scales.begin(), h.scales.end(), 1.0f);
-  for (std::size_t k = 0; k < 16; ++k) h.codes[k * 16 + k] = 0x38;
-  std::vector<float> y(16 * 128);
-  cpu_backend().prepare(layer.weights)->gemm2(h.view, routed.routing, y.data());
-  for (std::size_t k = 0; k < 16; ++k) {
+  for (const bool normal : {false, true}) {
+    Bytes codes(128 * 8), scales(128);
     for (std::size_t r = 0; r < 128; ++r) {
-      const float folded = decode_e4m3(fp8_fold(static_cast<std::uint8_t>(k), scales[r]));
-      const float got = y[k * 128 + r];
-      EXPECT_TRUE(r == 127 ? std::isnan(got) : got == 8.0f * folded)
-          << got << " for code " << k << ", scale " << int{scales[r]};
+      scales[r] = static_cast<std::uint8_t>(r);  // the last is NaN
+      if (normal && r < 0x28) scales[r] = static_cast<std::uint8_t>(r % 3 == 0 ? 0 : r + 0x28);
+      for (std::size_t j = 0; j < 8; ++j)
+        codes[r * 8 + j] = static_cast<std::uint8_t>((2 * j + 1) << 4 | 2 * j);
+    }
+    WeightMatrix& down = layer.weights.experts[0].down;
+    down.codes = codes.data();
+    down.scales = scales.data();
+    down.tensor_scale = 1.0f;
+    Routed routed(layer.random, {16});
+    Rows h(ActivationFormat::kFp8, 16, 16);
+    std::fill(h.codes.begin(), h.codes.end(), std::uint8_t{0});
+    std::fill(h.scales.begin(), h.scales.end(), 1.0f);
+    for (std::size_t k = 0; k < 16; ++k) h.codes[k * 16 + k] = 0x38;
+    std::vector<float> y(16 * 128);
+    cpu_backend().prepare(layer.weights)->gemm2(h.view, routed.routing, y.data());
+    for (std::size_t k = 0; k < 16; ++k) {
+      for (std::size_t r = 0; r < 128; ++r) {
+        const float folded = decode_e4m3(fp8_fold(static_cast<std::uint8_t>(k), scales[r]));
+        const float got = y[k * 128 + r];
+        EXPECT_TRUE(r == 127 ? std::isnan(got) : got == 8.0f * folded)
+            << got << " for code " << k << ", scale " << int{scales[r]};
+      }
     }
   }
 }
