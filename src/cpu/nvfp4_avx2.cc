@@ -7,7 +7,7 @@ namespace {
 
 struct Avx2 : Ymm {
   using Scales = FusedScales<Ymm>;
-  static constexpr int kTile = 6, kPanels = 1;
+  static constexpr int kTile = 8, kPanels = 1;
   static constexpr bool kDecodeOnce = true;
 
   // 16 bits hold what a lane adds up: 8 products of at most 24 * 12.
