@@ -11,10 +11,11 @@ namespace megamoe::cuda {
 namespace {
 
 constexpr int kMaxWarps = 32, kFewWarps = 4;
-constexpr int kCounts = 8192;     // of a CTA: one for each warp and expert
-constexpr int kBatch = 4;         // times 32 pairs, whose loads are under way together
-constexpr int kPartPairs = 2048;  // at least, where there are several parts
-constexpr int kMaxParts = 256;    // every CTA reads the counts of all
+constexpr int kCounts = 8192;    // of a CTA: one for each warp and expert
+constexpr int kBatch = 4;        // times 32 pairs, whose loads are under way together
+constexpr int kOnePart = 1024;   // pairs that one CTA sorts
+constexpr int kPartPairs = 512;  // at least, where there are several parts
+constexpr int kMaxParts = 128;   // every CTA reads the counts of all
 
 struct Plan {
   int warps;
@@ -28,7 +29,7 @@ Plan plan_for(std::int64_t pairs, int experts) {
   const std::int64_t most_warps = kCounts / experts < kMaxWarps ? kCounts / experts : kMaxWarps;
   const std::int64_t useful = pairs <= 32 * kFewWarps ? kFewWarps : (pairs + 31) / 32;
   const std::int64_t warps = useful < most_warps ? useful : most_warps;
-  const std::int64_t parts = pairs <= 2 * kPartPairs ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
+  const std::int64_t parts = pairs <= kOnePart ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
   const std::int64_t capped = parts < kMaxParts ? parts : kMaxParts;
   const std::int64_t piece = ((pairs + capped * warps - 1) / (capped * warps) + 31) / 32 * 32;
   const std::int64_t part = piece * warps;
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
       for (int w = 0; w < plan.warps; ++w) total += counts[w * experts + e];
     } else {
       const std::int32_t* of_parts = static_cast<const std::int32_t*>(p.workspace) + e;
-#pragma unroll 8
+#pragma unroll 16
       for (int part = 0; part < plan.parts; ++part) {
         const std::int32_t count = of_parts[static_cast<std::int64_t>(part) * experts];
         total += count;
