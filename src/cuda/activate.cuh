@@ -9,59 +9,83 @@
 
 namespace megamoe::cuda {
 
-// exp_f32(x), and whether x is ordinary for it.
-__device__ inline float exp_of_ordinary(float x, bool& ordinary) {
-  ordinary = ordinary && magnitude(x) < 80.0f;
-  return exp_parts(x).ordinary();
+// Collects whether all of some numbers have magnitudes in [low, high), NaN being in no range, without a
+// branch: what lies below `low` wraps around.
+struct MagnitudeRange {
+  std::uint32_t low, span;  // bits, the sign shifted out
+  std::uint32_t worst = 0;
+
+  __device__ MagnitudeRange(float from, float to)
+      : low(bits_of_float(from) << 1), span((bits_of_float(to) << 1) - low) {}
+  __device__ void add(float x) { worst = max(worst, (bits_of_float(x) << 1) - low); }
+  __device__ bool holds_all() const { return worst < span; }
+};
+
+// What ordinary gates (gpt-oss: alpha * gate) are. exp() takes |x| < 80 and divide_ordinary() 2^-60 <= |a| <=
+// 2^60: below 40, exp(-|x|) is above 2^-58, and above 2^-58 so is, but for a factor of e, |x| exp(-|x|).
+template <Activation kKind>
+__device__ inline MagnitudeRange ordinary_gates() {
+  return {kKind == Activation::kGptOss ? 0.0f : 0x1p-58f, 40.0f};
 }
 
-// divide_by_one_to_two(a, b), likewise.
-__device__ inline float divide_ordinary(float a, float b, bool& ordinary) {
-  ordinary = ordinary && magnitude(a) >= 0x1p-60f && magnitude(a) <= 0x1p+60f;
-  return megamoe::divide_ordinary(a, b);
+// NaN stays NaN.
+__device__ inline float min_or_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ inline float max_or_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
 }
 
 template <Activation kKind>
 __device__ inline ActivatedPair activate_ordinary(const ActivationConfig& config, float gate, float up,
-                                                  bool& ordinary) {
+                                                  MagnitudeRange& gates) {
   if constexpr (kKind != Activation::kSwiGlu) {
-    gate = cut_above(gate, config.limit), up = cut_both(up, config.limit);
+    gate = min_or_nan(gate, config.limit);
+    up = max_or_nan(min_or_nan(up, config.limit), -config.limit);
   }
+  const float z = kKind == Activation::kGptOss ? __fmul_rn(config.alpha, gate) : gate;
+  gates.add(z);
+  const float e = exp_parts(-magnitude(z)).ordinary(), divisor = __fadd_rn(1.0f, e);
   float s;
   if constexpr (kKind == Activation::kGptOss) {
-    const float z = __fmul_rn(config.alpha, gate), e = exp_of_ordinary(-magnitude(z), ordinary);
-    s = __fmul_rn(gate, divide_ordinary(z < 0.0f ? e : 1.0f, __fadd_rn(1.0f, e), ordinary));
+    s = __fmul_rn(gate, divide_ordinary(z < 0.0f ? e : 1.0f, divisor));
     up = __fadd_rn(up, 1.0f);
   } else {
-    const float e = exp_of_ordinary(-magnitude(gate), ordinary);
-    s = divide_ordinary(gate < 0.0f ? __fmul_rn(gate, e) : gate, __fadd_rn(1.0f, e), ordinary);
+    s = divide_ordinary(gate < 0.0f ? __fmul_rn(gate, e) : gate, divisor);
   }
   return {s, __fmul_rn(s, up)};
 }
 
-template <Activation kKind, int kRows>
+template <Activation kKind, int kTogether, int kRows>
 __device__ inline bool activate_ordinary_all(const ActivationConfig& config, float (&gate)[kRows][4],
                                              float (&up)[kRows][4]) {
-  bool ordinary = true;
+  MagnitudeRange gates = ordinary_gates<kKind>();
 #pragma unroll
   for (int i = 0; i < 4 * kRows; ++i) {
     float &g = gate[i / 4][i % 4], &u = up[i / 4][i % 4];
-    const ActivatedPair pair = activate_ordinary<kKind>(config, g, u, ordinary);
+    // As if it needed the result of the element kTogether before.
+    if (i >= kTogether) asm volatile("" : "+f"(g), "+f"(up[(i - kTogether) / 4][(i - kTogether) % 4]));
+    const ActivatedPair pair = activate_ordinary<kKind>(config, g, u, gates);
     g = pair.gate, u = pair.h;
   }
-  return ordinary;
+  return gates.holds_all();
 }
 
 // Four adjacent columns of some rows, in place: gate becomes what its columns hold, up becomes h. False: some
-// element is not ordinary, and activate_any() must do it, from what it was.
-template <int kRows>
+// element is not ordinary, and activate_any() must do all of them, from what they were. Steps of kTogether
+// elements lie between each other: more take more registers.
+template <int kTogether, int kRows>
 __device__ inline bool activate_all(const ActivationConfig& config, float (&gate)[kRows][4],
                                     float (&up)[kRows][4]) {
   switch (config.kind) {
-    case Activation::kSwiGlu: return activate_ordinary_all<Activation::kSwiGlu>(config, gate, up);
+    case Activation::kSwiGlu: return activate_ordinary_all<Activation::kSwiGlu, kTogether>(config, gate, up);
     case Activation::kSwiGluClamped:
-      return activate_ordinary_all<Activation::kSwiGluClamped>(config, gate, up);
-    case Activation::kGptOss: return activate_ordinary_all<Activation::kGptOss>(config, gate, up);
+      return activate_ordinary_all<Activation::kSwiGluClamped, kTogether>(config, gate, up);
+    case Activation::kGptOss: return activate_ordinary_all<Activation::kGptOss, kTogether>(config, gate, up);
     case Activation::kRelu2: break;
   }
   return false;

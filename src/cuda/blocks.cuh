@@ -25,7 +25,7 @@ __device__ inline std::uint32_t join_signs(std::uint32_t even, std::uint32_t odd
 
 template <>
 struct RawBlock<float> {
-  static constexpr int kVectors = 4;
+  static constexpr int kVectors = 4, kSpareBits = 0;
   uint4 raw[kVectors];
 
   __device__ float operator()(int i) const {
@@ -63,40 +63,54 @@ struct RawPairs {
     const std::uint32_t late = __byte_perm(word(4 * w + 2), word(4 * w + 3), 0x7531);
     return join_signs(__byte_perm(early, late, 0x6420), __byte_perm(early, late, 0x7531));
   }
-  // The largest 15-bit magnitude: as for floats, order is that of the bits.
-  __device__ std::uint32_t magnitude() const {
-    std::uint32_t result = word(0) & 0x7FFF7FFFu;
-#pragma unroll
-    for (int i = 1; i < kNvfp4Block / 2; ++i) result = __vmaxu2(result, word(i) & 0x7FFF7FFFu);
-    return max(result & 0xFFFFu, result >> 16);
-  }
 };
+
+// The larger magnitude of two pairs of BF16, or of FP16, in each half, with some sign; NaN before all.
+#define MEGAMOE_LARGER_PAIR(name, type)                                              \
+  __device__ inline std::uint32_t name(std::uint32_t a, std::uint32_t b) {           \
+    std::uint32_t larger;                                                            \
+    asm("max.NaN.xorsign.abs." type " %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b)); \
+    return larger;                                                                   \
+  }
+MEGAMOE_LARGER_PAIR(larger_bf16_pair, "bf16x2")
+MEGAMOE_LARGER_PAIR(larger_fp16_pair, "f16x2")
+#undef MEGAMOE_LARGER_PAIR
+
+// The largest 15-bit magnitude of a block of them.
+template <class Larger>
+__device__ inline std::uint32_t largest_magnitude(const RawPairs& block, const Larger& larger) {
+  std::uint32_t pair = block.word(0);
+#pragma unroll
+  for (int i = 1; i < kNvfp4Block / 2; ++i) pair = larger(pair, block.word(i));
+  pair &= 0x7FFF7FFFu;
+  return max(pair & 0xFFFFu, pair >> 16);
+}
 
 template <>
 struct RawBlock<bf16> : RawPairs {
+  static constexpr int kSpareBits = 16;
   __device__ float operator()(int i) const {
     return __uint_as_float(i % 2 == 0 ? word(i / 2) << 16 : word(i / 2) & 0xFFFF0000u);
   }
-  __device__ std::uint32_t amax() const { return magnitude() << 16; }
+  __device__ std::uint32_t amax() const { return largest_magnitude(*this, larger_bf16_pair) << 16; }
 };
 
 template <>
 struct RawBlock<fp16> : RawPairs {
+  static constexpr int kSpareBits = 13;
   __device__ float operator()(int i) const {
     const __half_raw half{static_cast<unsigned short>(word(i / 2) >> (i % 2 * 16))};
     return __half2float(__half(half));
   }
   __device__ std::uint32_t amax() const {
-    const __half_raw half{static_cast<unsigned short>(magnitude())};
+    const __half_raw half{static_cast<unsigned short>(largest_magnitude(*this, larger_fp16_pair))};
     return __float_as_uint(__half2float(__half(half))) & kFloatMagnitude;
   }
 };
 
-// The bits of the largest finite magnitude.
+// The bits of the largest finite magnitude of a block, `all` being its amax().
 template <class Block>
-__device__ std::uint32_t finite_amax(const Block& block) {
-  const std::uint32_t all = block.amax();
-  if (all < kFloatInf) return all;
+static __device__ __noinline__ std::uint32_t finite_amax_of_some(const Block block) {
   std::uint32_t result = 0;
 #pragma unroll
   for (int i = 0; i < kNvfp4Block; ++i) {
@@ -105,34 +119,52 @@ __device__ std::uint32_t finite_amax(const Block& block) {
   }
   return result;
 }
+template <class Block>
+__device__ std::uint32_t finite_amax(const Block& block, std::uint32_t all) {
+  return all < kFloatInf ? all : finite_amax_of_some(block);
+}
+
+// 16 bytes that lie anywhere. A call: rare, and else its loads would be there for every block, switched off.
+template <class T>
+static __device__ __noinline__ uint4 load_unaligned(const T* at) {
+  std::uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(16 / sizeof(T)); ++i) {
+    if constexpr (sizeof(T) == 4) {
+      words[i] = __float_as_uint(at[i]);
+    } else {
+      words[i / 2] |= static_cast<std::uint32_t>(at[i].bits) << (i % 2 * 16);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
 
 // kVectors vectors of 16 bytes, `step` elements apart. Data is read once: it leaves the caches first.
 template <class T>
 __device__ RawBlock<T> load_block(const T* from, int step, bool aligned) {
   RawBlock<T> block;
-  constexpr int kPerVector = static_cast<int>(16 / sizeof(T));
 #pragma unroll
   for (int v = 0; v < RawBlock<T>::kVectors; ++v) {
     const T* at = from + v * step;
-    if (aligned) {
-      block.raw[v] = __ldcs(reinterpret_cast<const uint4*>(at));
-    } else {
-      std::uint32_t words[4] = {};
-#pragma unroll
-      for (int i = 0; i < kPerVector; ++i) {
-        if constexpr (sizeof(T) == 4) {
-          words[i] = __float_as_uint(at[i]);
-        } else {
-          words[i / 2] |= static_cast<std::uint32_t>(at[i].bits) << (i % 2 * 16);
-        }
-      }
-      block.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
+    block.raw[v] = aligned ? __ldcs(reinterpret_cast<const uint4*>(at)) : load_unaligned(at);
   }
   return block;
 }
 
-// Sources: load(row, block) gives a block.
+// Sources: row(row) gives what load(block) reads blocks of.
+
+// Blocks one after the other; kSpread: each vector of 16 bytes is followed by one that is left out.
+template <class T, bool kSpread = false>
+struct RowBlocks {
+  const T* data;
+  bool aligned;
+
+  __device__ RawBlock<T> load(int block) const {
+    constexpr int kStep = static_cast<int>(16 / sizeof(T)) * (kSpread ? 2 : 1);
+    return load_block(data + block * static_cast<std::int64_t>(kStep * RawBlock<T>::kVectors), kStep,
+                      aligned);
+  }
+};
 
 template <class T>
 struct RowSource {
@@ -142,22 +174,20 @@ struct RowSource {
   bool aligned;
   const std::int32_t* row_map;
 
-  __device__ Block load(std::int64_t row, std::int64_t block) const {
-    const std::int64_t from = row_map == nullptr ? row : row_map[row];
-    return load_block(data + from * row_stride + block * kNvfp4Block, static_cast<int>(16 / sizeof(T)),
-                      aligned);
+  __device__ RowBlocks<T> row(std::int64_t row) const {
+    return {data + (row_map == nullptr ? row : row_map[row]) * row_stride, aligned};
   }
 };
 
 struct UpColumnSource {
   using Block = RawBlock<bf16>;
+  static_assert(kInterleaveGroup == 8, "a vector of up's columns follows one of gate's");
   const bf16* data;
   std::int64_t row_stride;
   bool aligned;
 
-  __device__ Block load(std::int64_t row, std::int64_t block) const {
-    return load_block(data + row * row_stride + interleaved_up(block * kNvfp4Block), 2 * kInterleaveGroup,
-                      aligned);
+  __device__ RowBlocks<bf16, true> row(std::int64_t row) const {
+    return {data + row * row_stride + interleaved_up(0), aligned};
   }
 };
 
@@ -171,33 +201,39 @@ struct ActivationSource {
   bool aligned;
   float limit, alpha;
 
-  __device__ Block load(std::int64_t row, std::int64_t block) const {
-    const Block u = load_block(up + row * up_stride + block * kNvfp4Block, 8, aligned);
-    Block g = u;
-    if constexpr (kKind != Activation::kRelu2) {
-      g = load_block(gate + row * gate_stride + block * kNvfp4Block, 8, aligned);
-    }
-    const ActivationConfig config{kKind, limit, alpha};
-    Block h;
+  struct Row {
+    RowBlocks<bf16> gate, up;
+    ActivationConfig config;
+
+    __device__ Block load(int block) const {
+      const Block u = up.load(block);
+      Block g = u;
+      if constexpr (kKind != Activation::kRelu2) g = gate.load(block);
+      Block h;
 #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      float gates[2][4], values[2][4];
+      for (int v = 0; v < 2; ++v) {
+        float gates[2][4], values[2][4];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) gates[i / 4][i % 4] = g(v * 8 + i), values[i / 4][i % 4] = u(v * 8 + i);
-      if (!activate_all(config, gates, values)) {
+        for (int i = 0; i < 8; ++i) gates[i / 4][i % 4] = g(v * 8 + i), values[i / 4][i % 4] = u(v * 8 + i);
+        if (!activate_all<4>(config, gates, values)) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i / 4][i % 4] = activate_any(config, g(v * 8 + i), u(v * 8 + i)).h;
+          for (int i = 0; i < 8; ++i)
+            values[i / 4][i % 4] = activate_any(config, g(v * 8 + i), u(v * 8 + i)).h;
+        }
+        std::uint32_t words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const __nv_bfloat162 pair =
+              __floats2bfloat162_rn(values[w / 2][w % 2 * 2], values[w / 2][w % 2 * 2 + 1]);
+          words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
+        }
+        h.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);
       }
-      std::uint32_t words[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const __nv_bfloat162 pair =
-            __floats2bfloat162_rn(values[w / 2][w % 2 * 2], values[w / 2][w % 2 * 2 + 1]);
-        words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
-      }
-      h.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);
+      return h;
     }
-    return h;
+  };
+  __device__ Row row(std::int64_t row) const {
+    return {{gate + row * gate_stride, aligned}, {up + row * up_stride, aligned}, {kKind, limit, alpha}};
   }
 };
 

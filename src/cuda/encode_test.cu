@@ -6,11 +6,19 @@
 namespace megamoe::cuda {
 namespace {
 
-__global__ void encode_kernel(const float* x, const float* d, std::int64_t blocks, std::uint8_t* codes) {
+template <class T>
+__global__ void encode_kernel(const T* x, const float* d, std::int64_t blocks, std::uint8_t* codes) {
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (block >= blocks) return;
-  const RawBlock<float> values = load_block(x + block * kNvfp4Block, 4, true);
-  const uint2 word = encode_codes(values, d[block]);
+  const RawBlock<T> values = load_block(x + block * kNvfp4Block, static_cast<int>(16 / sizeof(T)), true);
+  MidpointSides sides = {};
+  if constexpr (RawBlock<T>::kSpareBits > 0) {
+    for (int i = 0; i < 4; ++i) {
+      const MidpointSide side = midpoint_side<RawBlock<T>::kSpareBits>(d[block], 2 * i + 1);
+      if (side.near) (side.up ? sides.up : sides.down) |= 1u << i;
+    }
+  }
+  const uint2 word = encode_codes(values, values.amax(), d[block], sides);
   for (int i = 0; i < kNvfp4Block; ++i) {
     codes[block * kNvfp4Block + i] =
         static_cast<std::uint8_t>(((i < 8 ? word.x : word.y) >> (i % 8 * 4)) & 15u);
@@ -25,7 +33,7 @@ __global__ void scale_kernel(const float* amax, float g, std::int64_t n, std::ui
   RawBlock<float> values;
   for (uint4& v : values.raw) v = make_uint4(__float_as_uint(amax[i]), 0, 0, 0);
   EncodedBlock block;
-  if (!encode_fast(values, values.amax(), g, block)) block = encode_slowly(values, g);
+  if (!encode_fast(values, values.amax(), g, Midpoints<0>(g), block)) block = encode_slowly(values, g);
   const Nvfp4Scale scale = block.scale;
   codes[i] = scale.code;
   saturated[i] = scale.saturated;
@@ -33,8 +41,18 @@ __global__ void scale_kernel(const float* amax, float g, std::int64_t n, std::ui
 
 }  // namespace
 
-cudaError_t encode_codes_for_test(const float* x, const float* d, std::int64_t n, std::uint8_t* codes) {
-  return launch(encode_kernel, (n / kNvfp4Block + 127) / 128, 128, 0, nullptr, x, d, n / kNvfp4Block, codes);
+cudaError_t encode_codes_for_test(ElementType type, const void* x, const float* d, std::int64_t n,
+                                  std::uint8_t* codes) {
+  const auto run = [&]<class T>(const T* data) {
+    return launch(encode_kernel<T>, (n / kNvfp4Block + 127) / 128, 128, 0, nullptr, data, d, n / kNvfp4Block,
+                  codes);
+  };
+  switch (type) {
+    case ElementType::kBf16: return run(static_cast<const bf16*>(x));
+    case ElementType::kFp16: return run(static_cast<const fp16*>(x));
+    case ElementType::kF32: return run(static_cast<const float*>(x));
+  }
+  return cudaErrorInvalidValue;
 }
 cudaError_t block_scales_for_test(const float* amax, float g, std::int64_t n, std::uint8_t* codes,
                                   std::uint8_t* saturated) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/quantize.h"
 #include "megamoe/types.h"
 
 namespace megamoe::cuda {
@@ -91,7 +92,8 @@ template <class T>
 ::testing::AssertionResult same_numbers(const std::vector<bf16>& got, const std::vector<bf16>& want);
 
 // encode_test.cu: the encoder alone, for n values x under the divisor d [n / 16], and for n scales.
-cudaError_t encode_codes_for_test(const float* x, const float* d, std::int64_t n, std::uint8_t* codes);
+cudaError_t encode_codes_for_test(ElementType type, const void* x, const float* d, std::int64_t n,
+                                  std::uint8_t* codes);
 cudaError_t block_scales_for_test(const float* amax, float g, std::int64_t n, std::uint8_t* codes,
                                   std::uint8_t* saturated);
 

@@ -33,28 +33,39 @@ __device__ bool beyond_end(const std::int64_t* actual_rows) {
   return actual_rows != nullptr && blockIdx.x >= *actual_rows;
 }
 
-// Calls visit(block, its values) for every block of `row` that is this thread's. The first kHeld are `held`.
-template <class Source, class Visit>
-__device__ void visit_blocks(const Source& source, std::int64_t row, int blocks,
-                             const typename Source::Block (&held)[kHeld], const Visit& visit) {
+// Blocks of a row in a thread's registers, and what Block::amax() says of them.
+template <class Source>
+struct Held {
+  typename Source::Block blocks[kHeld];
+  std::uint32_t amax[kHeld];
+
+  template <class Row>
+  __device__ Held(const Row& row, int count) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
+      if (block < count) blocks[i] = row.load(block);
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (static_cast<int>(threadIdx.x + i * blockDim.x) < count) amax[i] = blocks[i].amax();
+    }
+  }
+};
+
+// Calls visit(block, its values, their amax) for every block of `row` that is this thread's, of which the
+// first are held.
+template <class Source, class Row, class Visit>
+__device__ void visit_blocks(const Row& row, int blocks, const Held<Source>& held, const Visit& visit) {
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
-    if (block < blocks) visit(block, held[i]);
+    if (block < blocks) visit(block, held.blocks[i], held.amax[i]);
   }
   for (int block = static_cast<int>(threadIdx.x + kHeld * blockDim.x); block < blocks;
        block += static_cast<int>(blockDim.x)) {
-    visit(block, source.load(row, block));
-  }
-}
-
-template <class Source>
-__device__ void load_held(const Source& source, std::int64_t row, int blocks,
-                          typename Source::Block (&held)[kHeld]) {
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
-    if (block < blocks) held[i] = source.load(row, block);
+    const auto values = row.load(block);
+    visit(block, values, values.amax());
   }
 }
 
@@ -81,21 +92,23 @@ __device__ void store_block(const Nvfp4Out& out, std::int64_t row, int block, in
   }
 }
 
+// 56 registers: as many rows at a time as hide each other's waits, of 7168 columns five a multiprocessor.
 template <class Source, bool kDynamic, bool kDecoded>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __maxnreg__(56)
     quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
                     const __grid_constant__ Nvfp4Out out) {
   await_previous_kernel();
   if (beyond_end(actual_rows)) return;
   const std::int64_t row = blockIdx.x;
-  typename Source::Block held[kHeld];
-  load_held(source, row, blocks, held);
+  const auto from = source.row(row);
+  const Held<Source> held(from, blocks);
   float g;
   if constexpr (kDynamic) {
     __shared__ std::uint32_t shared[kMaxThreads / 32];
     std::uint32_t amax = 0;
-    visit_blocks(source, row, blocks, held,
-                 [&](int, const auto& block) { amax = max(amax, finite_amax(block)); });
+    visit_blocks(from, blocks, held, [&](int, const auto& block, std::uint32_t all) {
+      amax = max(amax, finite_amax(block, all));
+    });
     g = nvfp4_tensor_scale(__uint_as_float(cta_max(amax, shared)));
     if (threadIdx.x == 0) out.tensor_scales[row] = g;
   } else if (out.constant > 0.0f) {
@@ -104,15 +117,16 @@ __global__ void __launch_bounds__(kMaxThreads)
   } else {
     g = out.tensor_scales[row];
   }
+  const Midpoints<Source::Block::kSpareBits> midpoints(g);
   int saturated = 0;
   bool all_fast = true;
   const auto store = [&](int block, const EncodedBlock& encoded) {
     store_block<kDecoded>(out, row, block, blocks, encoded);
     saturated += encoded.scale.saturated;
   };
-  visit_blocks(source, row, blocks, held, [&](int block, const auto& values) {
+  visit_blocks(from, blocks, held, [&](int block, const auto& values, std::uint32_t amax) {
     EncodedBlock encoded;
-    if (encode_fast(values, values.amax(), g, encoded)) {
+    if (encode_fast(values, amax, g, midpoints, encoded)) {
       store(block, encoded);
     } else {
       all_fast = false;
@@ -123,7 +137,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     saturated = 0;
 #pragma unroll 1
     for (int block = static_cast<int>(threadIdx.x); block < blocks; block += static_cast<int>(blockDim.x)) {
-      store(block, encode_slowly(source.load(row, block), g));
+      store(block, encode_slowly(from.load(block), g));
     }
   }
   add_to(out.saturated, saturated);
@@ -156,11 +170,11 @@ __global__ void __launch_bounds__(kMaxThreads)
   await_previous_kernel();
   if (beyond_end(actual_rows)) return;
   __shared__ std::uint32_t shared[kMaxThreads / 32];
-  typename Source::Block held[kHeld];
-  load_held(source, blockIdx.x, blocks, held);
   std::uint32_t result = 0;
-  visit_blocks(source, blockIdx.x, blocks, held,
-               [&](int, const auto& block) { result = max(result, finite_amax(block)); });
+  const auto from = source.row(blockIdx.x);
+  visit_blocks(from, blocks, Held<Source>(from, blocks), [&](int, const auto& block, std::uint32_t all) {
+    result = max(result, finite_amax(block, all));
+  });
   result = cta_max(result, shared);
   if (threadIdx.x == 0) amax[blockIdx.x] = __uint_as_float(result);
 }
@@ -195,11 +209,11 @@ template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
     tensor_amax_kernel(const __grid_constant__ Source source, int blocks, unsigned* amax) {
   __shared__ std::uint32_t shared[kMaxThreads / 32];
-  typename Source::Block held[kHeld];
-  load_held(source, blockIdx.x, blocks, held);
   std::uint32_t result = 0;
-  visit_blocks(source, blockIdx.x, blocks, held,
-               [&](int, const auto& block) { result = max(result, finite_amax(block)); });
+  const auto from = source.row(blockIdx.x);
+  visit_blocks(from, blocks, Held<Source>(from, blocks), [&](int, const auto& block, std::uint32_t all) {
+    result = max(result, finite_amax(block, all));
+  });
   result = cta_max(result, shared);
   if (threadIdx.x == 0 && result > 0) atomicMax(amax, result);
 }

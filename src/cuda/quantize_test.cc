@@ -28,20 +28,30 @@ std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 class EncoderTest : public GpuTest {
  protected:
+  static float value_of(float x) { return x; }
+  static float value_of(bf16 x) { return to_float(x); }
+  static float value_of(fp16 x) { return to_float(x); }
+  static constexpr ElementType type_of(float) { return ElementType::kF32; }
+  static constexpr ElementType type_of(bf16) { return ElementType::kBf16; }
+  static constexpr ElementType type_of(fp16) { return ElementType::kFp16; }
+
   // Codes of x [n] under the divisors d [n / 16].
-  static std::vector<std::uint8_t> codes_of(const std::vector<float>& x, const std::vector<float>& d) {
-    const DeviceArray<float> d_x(x), d_d(d);
+  template <class T>
+  static std::vector<std::uint8_t> codes_of(const std::vector<T>& x, const std::vector<float>& d) {
+    const DeviceArray<T> d_x(x);
+    const DeviceArray<float> d_d(d);
     const Output<std::uint8_t> codes(d_x.count());
-    cuda_check(encode_codes_for_test(d_x.data(), d_d.data(), d_x.count(), codes.data()),
+    cuda_check(encode_codes_for_test(type_of(T{}), d_x.data(), d_d.data(), d_x.count(), codes.data()),
                "testing the encoder");
     return codes.download();
   }
   // The quotient is rounded to FP32 once, then the nearest code is searched for.
-  static void expect_codes(const std::vector<float>& x, const std::vector<float>& d) {
+  template <class T>
+  static void expect_codes(const std::vector<T>& x, const std::vector<float>& d) {
     std::vector<std::uint8_t> want(x.size());
     parallel_for(static_cast<std::int64_t>(x.size()), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        const double value = x[size(i)], divisor = d[size(i / 16)];
+        const double value = value_of(x[size(i)]), divisor = d[size(i / 16)];
         want[size(i)] =
             oracle::e2m1(value == 0 ? value : static_cast<double>(static_cast<float>(value / divisor)));
       }
@@ -80,15 +90,19 @@ class EncoderTest : public GpuTest {
 TEST_F(EncoderTest, EveryBf16UnderEveryScale) {
   for (const float g : {1.0f, 0.0013732910f, 0x1.234568p-20f, 0x1.fffffep+99f, 0x1p-80f, 0x1.5p-8f}) {
     std::vector<float> x, d;
+    std::vector<bf16> x_bf16;
     for (int scale = 0; scale < 127; ++scale) {
       for (std::uint32_t bits = 0; bits < 65536; ++bits) {
         const float value = to_float(bf16{static_cast<std::uint16_t>(bits)});
         const float divisor = decode_e4m3(static_cast<std::uint8_t>(std::max(scale, 1))) * g;
-        x.push_back(is_finite(value) && magnitude(value) <= divisor * 0x1p+24f ? value : 0.0f);
+        const bool taken = is_finite(value) && magnitude(value) <= divisor * 0x1p+24f;
+        x.push_back(taken ? value : 0.0f);
+        x_bf16.push_back(bf16{static_cast<std::uint16_t>(taken ? bits : 0)});
         if (bits % 16 == 0) d.push_back(divisor);
       }
     }
     expect_codes(x, d);
+    expect_codes(x_bf16, d);
   }
 }
 
@@ -114,6 +128,35 @@ TEST_F(EncoderTest, BesideEveryMidpoint) {
     }
     expect_codes(x, d);
   }
+}
+
+// BF16 and FP16 numbers at and beside midpoints under divisors that put them there all but exactly: where the
+// encoder decides whether a plain product will do.
+TEST_F(EncoderTest, FewBitsBesideMidpoints) {
+  constexpr float kMidpoints[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+  const auto expect = [&]<class T>(int spare_bits, const auto& round) {
+    std::vector<T> x;
+    std::vector<float> d;
+    const std::uint32_t step = 1u << spare_bits, significands = 1u << (23 - spare_bits);
+    for (std::uint32_t i = 0; i < significands; i += spare_bits == 16 ? 1 : 7) {
+      for (const float odd : {1.0f, 3.0f, 5.0f, 7.0f}) {
+        const float number = float_of_bits(0x3F800000u + i * step);
+        for (int ulps = -20; ulps <= 20; ++ulps) {
+          const float divisor = float_of_bits(bits_of_float(number / odd) + static_cast<std::uint32_t>(ulps));
+          d.push_back(divisor);
+          for (int j = 0; j < 16; ++j) {
+            const float near = kMidpoints[j % 7] * divisor;
+            const float value = float_of_bits((bits_of_float(near) + step / 2) / step * step +
+                                              static_cast<std::uint32_t>(j / 7 - 1) * step);
+            x.push_back(round(j % 2 == 0 ? value : -value));
+          }
+        }
+      }
+    }
+    expect_codes(x, d);
+  };
+  expect.operator()<bf16>(16, [](float x) { return to_bf16(x); });
+  expect.operator()<fp16>(13, [](float x) { return to_fp16(x); });
 }
 
 TEST_F(EncoderTest, ScalesOfEveryAmax) {
@@ -161,7 +204,7 @@ TEST_F(EncoderTest, TheLimitOf448) {
   EXPECT_EQ(got.codes, (Bytes{0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E}));
   EXPECT_EQ(got.saturated, (Bytes{0, 0, 0, 0, 1, 1, 1, 1, 1}));
   // Codes saturate at 6, and so do numbers that were cut with their scale.
-  EXPECT_EQ(codes_of({6, 6.5f, 7, 8, 1000, -7, -1000, 5.01f, 0, 0, 0, 0, 0, 0, 0, 0}, {1.0f}),
+  EXPECT_EQ(codes_of<float>({6, 6.5f, 7, 8, 1000, -7, -1000, 5.01f, 0, 0, 0, 0, 0, 0, 0, 0}, {1.0f}),
             (Bytes{7, 7, 7, 7, 7, 15, 15, 7, 0, 0, 0, 0, 0, 0, 0, 0}));
 }
 TEST_F(EncoderTest, TheCarryIntoTheExponent) {
@@ -170,12 +213,12 @@ TEST_F(EncoderTest, TheCarryIntoTheExponent) {
             (Bytes{0x77, 0x78, 0x78, 0x58, 0x40, 0x08}));
 }
 TEST_F(EncoderTest, Ties) {
-  EXPECT_EQ(codes_of({6, .25f, .75f, 1.25f, 1.75f, 2.5f, 3.5f, 5, -.25f, -.75f, -1.25f, -1.75f, -2.5f, -3.5f,
-                      -5, 0},
-                     {1.0f}),
+  EXPECT_EQ(codes_of<float>({6, .25f, .75f, 1.25f, 1.75f, 2.5f, 3.5f, 5, -.25f, -.75f, -1.25f, -1.75f, -2.5f,
+                             -3.5f, -5, 0},
+                            {1.0f}),
             (Bytes{7, 0, 2, 2, 4, 4, 6, 6, 8, 10, 10, 12, 12, 14, 14, 0}));
   // 5.25 is nearer to 6; doubled and rounded to an integer first, it would become 4.
-  EXPECT_EQ(codes_of({5.25f, -5.25f, 2.75f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.0f}, {1.0f}),
+  EXPECT_EQ(codes_of<float>({5.25f, -5.25f, 2.75f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.0f}, {1.0f}),
             (Bytes{7, 15, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8}));
   EXPECT_EQ(scales_of({6 * 1.0625f, 6 * 1.1875f, 6 * 17.f, 6 * 19.f, 6 * 0x1.4p-8f}, 1.0f).codes,
             (Bytes{0x38, 0x3A, 0x58, 0x5A, 0x02}));

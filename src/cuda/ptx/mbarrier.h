@@ -55,6 +55,21 @@ __device__ inline void mbarrier_arrive_expect(std::uint64_t* barrier, std::uint3
                : "memory");
 }
 
+// Whether the phase of this parity is over.
+__device__ inline bool mbarrier_test(std::uint64_t* barrier, std::uint32_t parity) {
+  std::uint32_t over;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(over)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return over != 0;
+}
+
 // Blocks until the phase of this parity is over.
 __device__ inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
   asm volatile(

@@ -155,8 +155,18 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 }
 
 // The epilogues. expert_scales() are the tensor scales of an expert's weights. run() gets four adjacent
-// weight rows of one token, or of two adjacent ones, so that the steps of one lie between those of the other
-// (ItemSums in grouped_gemm.cuh); all lanes of a warp call it together, with adjacent items.
+// weight rows of one token (ItemSums in grouped_gemm.cuh); all lanes of a warp call it together, with
+// adjacent items.
+
+// Four elements in place, by the definition: gate becomes what its columns hold, up becomes h. A call, so
+// that what hardly ever happens takes no registers.
+static __device__ __noinline__ void activate_each(const ActivationConfig& activation, float* gate,
+                                                  float* up) {
+  for (int i = 0; i < 4; ++i) {
+    const ActivatedPair pair = activate(activation, gate[i], up[i]);
+    gate[i] = pair.gate, up[i] = pair.h;
+  }
+}
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
@@ -176,42 +186,29 @@ struct GatedEpilogue {
     return {weight_scales[2 * expert], weight_scales[2 * expert + 1]};
   }
 
-  template <int kTokens, class Sums>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
+  template <class Sums>
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
                       float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * (kTileRows / 2) + item * 4;
-    const int row_of_gate = item / 2 * 16 + item % 2 * 4;
-    float gate[kTokens][4], up[kTokens][4];
-#pragma unroll
-    for (int which = 0; which < kTokens; ++which) {
-      scale(sums.total(which, row_of_gate), scales[which].in, weight_scale.x, gate[which]);
-      scale(sums.total(which, row_of_gate + 8), scales[which].in, weight_scale.y, up[which]);
-      if (gate_bias != nullptr && token + which < tile.rows && col < out.intermediate) {
+    const int row_of_gate = item / 2 * 16 + item % 2 * 4, row_of_up = row_of_gate + 8;
+    float gate[1][4], up[1][4];
+    const auto read_sums = [&] {
+      scale(sums.total(row_of_gate), scales.in, weight_scale.x, gate[0]);
+      scale(sums.total(row_of_up), scales.in, weight_scale.y, up[0]);
+      if (gate_bias != nullptr && token < tile.rows && col < out.intermediate) {
         const std::int64_t at = static_cast<std::int64_t>(tile.expert) * out.intermediate + col;
-        add_bias(gate_bias + at, gate[which]), add_bias(up_bias + at, up[which]);
+        add_bias(gate_bias + at, gate[0]), add_bias(up_bias + at, up[0]);
       }
+    };
+    read_sums();
+    if (!cuda::activate_all<Sums::kTogether>(activation, gate, up)) {
+      // Rare: in shared memory, where the sums were.
+      read_sums();
+      sums.store(row_of_gate, gate[0]), sums.store(row_of_up, up[0]);
+      activate_each(activation, sums.at(row_of_gate), sums.at(row_of_up));
+      sums.load(row_of_gate, gate[0]), sums.load(row_of_up, up[0]);
     }
-    // What is not ordinary is rare: it goes through shared memory, where the sums were.
-#pragma unroll
-    for (int which = 0; which < kTokens; ++which) {
-      sums.store(which, row_of_gate, gate[which]), sums.store(which, row_of_gate + 8, up[which]);
-    }
-    if (!cuda::activate_all(activation, gate, up)) {
-#pragma unroll 1
-      for (int i = 0; i < 4 * kTokens; ++i) {
-        float& g = sums.at(i / 4, row_of_gate + i % 4);
-        float& u = sums.at(i / 4, row_of_gate + 8 + i % 4);
-        const ActivatedPair pair = cuda::activate_any(activation, g, u);
-        g = pair.gate, u = pair.h;
-      }
-#pragma unroll
-      for (int which = 0; which < kTokens; ++which) {
-        sums.load(which, row_of_gate, gate[which]), sums.load(which, row_of_gate + 8, up[which]);
-      }
-    }
-#pragma unroll
-    for (int which = 0; which < kTokens; ++which)
-      out.store(gate[which], up[which], tile, token + which, col, scales[which].out);
+    out.store(gate[0], up[0], tile, token, col, scales.out);
   }
 };
 
@@ -229,20 +226,17 @@ struct Relu2Epilogue {
   }
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
-  template <int kTokens, class Sums>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
+  template <class Sums>
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
                       float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * kTileRows + item * 4;
+    float h[4];
+    scale(sums.total(item * 4), scales.in, weight_scale.x, h);
+    if (bias != nullptr && token < tile.rows && col < out.intermediate)
+      add_bias(bias + static_cast<std::int64_t>(tile.expert) * out.intermediate + col, h);
 #pragma unroll
-    for (int which = 0; which < kTokens; ++which) {
-      float h[4];
-      scale(sums.total(which, item * 4), scales[which].in, weight_scale.x, h);
-      if (bias != nullptr && token + which < tile.rows && col < out.intermediate)
-        add_bias(bias + static_cast<std::int64_t>(tile.expert) * out.intermediate + col, h);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) h[i] = activate({.kind = Activation::kRelu2}, 0.0f, h[i]).h;
-      out.store(h, h, tile, token + which, col, scales[which].out);
-    }
+    for (int i = 0; i < 4; ++i) h[i] = activate({.kind = Activation::kRelu2}, 0.0f, h[i]).h;
+    out.store(h, h, tile, token, col, scales.out);
   }
 };
 
@@ -259,20 +253,16 @@ struct PlainEpilogue {
   __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), 1.0f}; }
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
-  template <int kTokens, class Sums>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
+  template <class Sums>
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
                       float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * kTileRows + item * 4;
-    if (col >= width) return;
-#pragma unroll
-    for (int which = 0; which < kTokens; ++which) {
-      if (token + which >= tile.rows) return;
-      float y[4];
-      scale(sums.total(which, item * 4), scales[which].in, weight_scale.x, y);
-      if (bias != nullptr) add_bias(bias + tile.expert * width + col, y);
-      *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token + which) * width +
-                                 col) = make_float4(y[0], y[1], y[2], y[3]);
-    }
+    if (col >= width || token >= tile.rows) return;
+    float y[4];
+    scale(sums.total(item * 4), scales.in, weight_scale.x, y);
+    if (bias != nullptr) add_bias(bias + tile.expert * width + col, y);
+    *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token) * width + col) =
+        make_float4(y[0], y[1], y[2], y[3]);
   }
 };
 

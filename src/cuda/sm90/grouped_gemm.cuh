@@ -3,8 +3,8 @@
 //
 // The weights are the first operand: decoded from 4 bits straight into the registers of wgmma. Tokens, in
 // BF16 or E4M3 and in expert order, are the second operand, in shared memory; so a tile may have any multiple
-// of 8 tokens (beyond 136, of 16), and weights stream. One persistent CTA per SM: a producer warp fills a
-// ring of stages by the copy engine, consumer warpgroups decode and multiply (multiply_bf16.cuh,
+// of 8 tokens (beyond 136, of 16), and weights stream. One persistent CTA per SM: producer warps fill a ring
+// of stages by the copy engine, consumer warpgroups decode and multiply (multiply_bf16.cuh,
 // multiply_fp8.cuh).
 //
 // Wide tiles are for many tokens, where the tensor cores are the limit and then the L2: such a tile is no
@@ -88,9 +88,7 @@ struct GemmConfig {
                                                       : 1;
   // Tokens whose accumulators are in shared memory together on their way to the epilogue; in one go where the
   // registers that hold them are wanted there.
-  static constexpr int kPassTokens = !kWide ? kTokens : kConsumers == 2 ? 32 : 48;
-  // Tokens of an item there: two help where there are few warps.
-  static constexpr int kItemTokens = kConsumers == 2 ? 2 : 1;
+  static constexpr int kPassTokens = !kWide ? kTokens : kConsumers == 3 ? 48 : 32;
   // Weight tiles whose results meet in an epilogue: for FP8, where h has a scale for each 128 columns, all.
   static constexpr int kMeet = kFp8 ? kRowTiles : 1;
   static constexpr int kMeetThreads = kFp8 ? 128 * kConsumers : 128 * kSplit;
@@ -134,13 +132,14 @@ struct GemmParams {
 
 inline constexpr int kMaxExperts = 1024;
 
-// One piece of work: kRowTiles tiles of weights and rows of one expert.
+// One piece of work: some tiles of weights and rows of one expert.
 struct Tile {
   int expert;
-  int rows;         // valid rows
-  int first_row;    // of the routed rows
-  int scale_place;  // of that row's scales of FP8
-  int weight_tile;  // first of kRowTiles tiles
+  int rows;          // valid rows
+  int first_row;     // of the routed rows
+  int scale_place;   // of that row's scales of FP8
+  int weight_tile;   // the first one
+  int weight_tiles;  // how many: kRowTiles, fewer at the end
 };
 
 // What a token's results are multiplied by.
@@ -226,9 +225,17 @@ class TileWalk {
               rows = s_.first_row[expert + 1] - begin;
     const TokenTiles tiles = token_tiles<Config>(rows);
     const int first = within % tiles.count * tiles.rows;
-    return {expert, clamp_to(rows - first, tiles.rows), begin + first,
+    // A cluster's CTAs share what is left at the end, but where tiles must meet.
+    const int weight_tile = within / tiles.count * kStep, left = p_.tiles - weight_tile;
+    const int share = Config::kMeet > 1
+                          ? Config::kRowTiles
+                          : min((left + Config::kCluster - 1) / Config::kCluster, Config::kRowTiles);
+    return {expert,
+            clamp_to(rows - first, tiles.rows),
+            begin + first,
             static_cast<int>(fp8_scale_place(begin, expert)) + first,
-            within / tiles.count * kStep + rank() * Config::kRowTiles};
+            weight_tile + rank() * share,
+            clamp_to(left - rank() * share, share)};
   }
 
  private:
@@ -355,12 +362,23 @@ __device__ inline void give_back(std::uint64_t* barrier) {
   }
 }
 
+// Gives a piece's stages back untouched: of a warpgroup beyond its last tile.
+template <class Config>
+__device__ void pass_by(int chunks, GemmStorage<Config>& s, StageRing& ring) {
+#pragma unroll 1
+  for (int left = chunks; left > 0; left -= Config::kStageChunks) {
+    ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
+    give_back<Config>(&s.empty[ring.index]);
+    ring.template advance<Config::kStages>();
+  }
+}
+
 // walk.at(index), uniform.
 template <class Config>
 __device__ Tile uniform_tile(const TileWalk<Config>& walk, int index) {
   const Tile tile = walk.at(index);
-  return {uniform(tile.expert), uniform(tile.rows), uniform(tile.first_row), uniform(tile.scale_place),
-          uniform(tile.weight_tile)};
+  return {uniform(tile.expert),      uniform(tile.rows),        uniform(tile.first_row),
+          uniform(tile.scale_place), uniform(tile.weight_tile), uniform(tile.weight_tiles)};
 }
 
 // run<i>() for every width, the widest first. One width after the other, each with code of its own. NOTE:
@@ -374,13 +392,16 @@ __device__ __forceinline__ void for_widths(const Run& run) {
   (std::make_integer_sequence<int, Config::kNumWidths>{});
 }
 
-// The producer, a warp: starts the copies of each stage as soon as it is free. Chunks of weights along K are
-// adjacent in memory and in the stage. A box of tokens is always whole: rows beyond the tile's are other
-// experts' or zero, and what comes of them is not used; columns beyond K are zero. NOTE: all lanes stay
-// together and one of them is elected for the copies, whose operands are warp-wide registers: a branch to a
-// single thread would have the compiler fill those one lane at a time.
+// A producer warp, one of kProducerWarps: starts copies of each stage as soon as it is free. Which: weight
+// tiles by turns, tokens (and their scales) the first warp. NOTE: one warp for all was what the others waited
+// for. Chunks of weights along K are adjacent in memory and in the stage. A box of tokens is always whole:
+// rows beyond the tile's are other experts' or zero, and what comes of them is not used; columns beyond K are
+// zero. NOTE: all lanes stay together and one of them is elected for the copies, whose operands are warp-wide
+// registers: a branch to a single thread would have the compiler fill those one lane at a time.
+inline constexpr int kProducerWarps = 4;
 template <class Config>
-__device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s) {
+__device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmStorage<Config>& s,
+                        int producer) {
   constexpr int kBytes = Config::kChunkBytes;
   const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols));
   const int stride = chunks * kBytes;  // from tile to tile
@@ -389,17 +410,19 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
   const auto weights_of = [&](const Tile& tile) {
     return p.weights + static_cast<std::int64_t>(tile.expert * p.tiles + tile.weight_tile) * stride;
   };
-  // Chunks `chunk`.. of a tile, which lie at `from`, into a stage that is free: announces all of its bytes
-  // and starts the weights.
+  // Chunks `chunk`.. of a tile, which lie at `from`, into a stage that is free: the first warp announces all
+  // of its bytes.
   const auto start_weights = [&](const std::uint8_t* from, int tiles, int share, int chunk, int stage) {
     const int present = Config::kStageChunks == 1 ? 1 : clamp_to(chunks - chunk, Config::kStageChunks);
     if (!ptx::elect_one()) return;
-    ptx::mbarrier_arrive_expect(&s.full[stage], present * (tiles * kBytes + Config::kCluster * share * 128) +
-                                                    (Config::kFp8 ? Config::kTokens * 4 : 0));
-#pragma unroll
-    for (int t = 0; t < Config::kRowTiles; ++t) {
-      if (t < tiles) ptx::bulk_copy(s.weights[stage][t], from + t * stride, present * kBytes, &s.full[stage]);
+    if (producer == 0) {
+      ptx::mbarrier_arrive_expect(&s.full[stage],
+                                  present * (tiles * kBytes + Config::kCluster * share * 128) +
+                                      (Config::kFp8 ? Config::kTokens * 4 : 0));
     }
+#pragma unroll 1
+    for (int t = (producer + kProducerWarps - 1) % kProducerWarps; t < tiles; t += kProducerWarps)
+      ptx::bulk_copy(s.weights[stage][t], from + t * stride, present * kBytes, &s.full[stage]);
   };
   // Weights do not depend on the kernel before: those of the first stages are on their way while it still
   // runs.
@@ -407,10 +430,9 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
   if constexpr (!Config::kWide) {
     if (index < walk.end(0)) {
       const Tile tile = uniform_tile(walk, index);
-      const int tiles = clamp_to(p.tiles - tile.weight_tile, Config::kRowTiles);
       for (; early < Config::kStages && early * Config::kStageChunks < chunks; ++early) {
-        start_weights(weights_of(tile) + early * Config::kStageChunks * kBytes, tiles, Config::kTokens,
-                      early * Config::kStageChunks, early);
+        start_weights(weights_of(tile) + early * Config::kStageChunks * kBytes, tile.weight_tiles,
+                      Config::kTokens, early * Config::kStageChunks, early);
       }
     }
     cuda::await_previous_kernel();
@@ -419,7 +441,6 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
     constexpr int kWidth = Config::kTileWidths.width(kIndex), kShare = Config::kTileWidths.share(kIndex);
     for (; index < uniform(walk.end(kIndex)); index += walk.step()) {
       const Tile tile = uniform_tile(walk, index);
-      const int tiles = clamp_to(p.tiles - tile.weight_tile, Config::kRowTiles);
       const std::uint8_t* from = weights_of(tile);
       // The tokens that this CTA fetches for its cluster.
       const int first = walk.rank() == 0 ? 0 : kWidth - kShare;
@@ -428,10 +449,10 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
           --early;
         } else {
           ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-          start_weights(from, tiles, kShare, chunk, ring.index);
+          start_weights(from, tile.weight_tiles, kShare, chunk, ring.index);
           __syncwarp();
         }
-        if (ptx::elect_one()) {
+        if (producer == 0 && ptx::elect_one()) {
           std::uint64_t* full = &s.full[ring.index];
 #pragma unroll
           for (int part = 0; part < Config::kStageChunks; ++part) {
@@ -475,61 +496,70 @@ __device__ void sync_consumers() {
 template <class Config, int kWidth>
 using Accumulators = float[Config::kOwnTiles][kWidth / 2];
 
-// The epilogue in shared memory. NOTE: as a kernel's parameter, whatever is worked out from it would stay in
-// registers from one width to the next.
-template <class Epilogue, class Storage>
-__device__ __forceinline__ const Epilogue& shared_epilogue(Storage& s) {
-  const std::uint32_t* at = s.epilogue;
-  asm volatile("" : "+l"(at));
-  return *reinterpret_cast<const Epilogue*>(at);
+// Wide: the epilogue in shared memory, looked up anew each time. NOTE: as a kernel's parameter, or looked up
+// once, whatever is worked out from it would stay in registers from one item, even one width, to the next.
+template <class Config, class Epilogue>
+__device__ __forceinline__ const Epilogue& epilogue_of_item(const Epilogue& parameter,
+                                                            GemmStorage<Config>& s) {
+  if constexpr (!Config::kWide) return parameter;
+  int none = 0;  // what the compiler must not know; that it is shared memory it still does
+  asm volatile("" : "+r"(none));
+  return *reinterpret_cast<const Epilogue*>(s.epilogue + none);
 }
 
-// Accumulators in passing, of the tokens of an item; `row` of 64, the first of four.
+// Accumulators of a token in passing; `row` of 64, the first of four.
 template <class Config>
 struct ItemSums {
-  using OfToken = float[Config::kPitch];
-  OfToken* tokens;
+  // How many elements are activated side by side.
+  static constexpr int kTogether = Config::kConsumers == 3 ? 2 : 4;
+  float* token;
 
-  __device__ float& at(int which, int row) const { return tokens[which][row]; }
+  __device__ float* at(int row) const { return token + row; }
   // The shares of K, added up.
-  __device__ float4 total(int which, int row) const {
-    float4 sum = *reinterpret_cast<const float4*>(&at(which, row));
+  __device__ float4 total(int row) const {
+    float4 sum = *reinterpret_cast<const float4*>(at(row));
 #pragma unroll
     for (int part = 1; part < Config::kSplit; ++part) {
-      constexpr int kPartTokens = Config::kRowTiles * Config::kPassTokens;
-      const float4 more = *reinterpret_cast<const float4*>(&at(part * kPartTokens + which, row));
+      constexpr int kPartFloats = Config::kRowTiles * Config::kPassTokens * Config::kPitch;
+      const float4 more = *reinterpret_cast<const float4*>(at(row) + part * kPartFloats);
       sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
     }
     return sum;
   }
-  __device__ void store(int which, int row, const float (&from)[4]) const {
-    *reinterpret_cast<float4*>(&at(which, row)) = make_float4(from[0], from[1], from[2], from[3]);
+  __device__ void store(int row, const float (&from)[4]) const {
+    *reinterpret_cast<float4*>(at(row)) = make_float4(from[0], from[1], from[2], from[3]);
   }
-  __device__ void load(int which, int row, float (&to)[4]) const {
+  __device__ void load(int row, float (&to)[4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = at(which, row + i);
+    for (int i = 0; i < 4; ++i) to[i] = at(row)[i];
   }
 };
 
-// Of piece `index`. Two pieces apart a barrier of finish() lies between what is written here and what was
-// read before.
-template <class Config>
-__device__ Work<Config>& work_of(const Place& place, int index, GemmStorage<Config>& s) {
-  return s.work[place.group][index / TileWalk<Config>::step() % 2];
-}
+// The index of a piece, and in the last bit which of the two notes of work is its: one register. Two pieces
+// apart a barrier of finish() lies between what is written there and what was read before.
+class Piece {
+ public:
+  explicit __device__ Piece(int index) : bits_(2 * index) {}
+  __device__ int index() const { return bits_ >> 1; }
+  __device__ int turn() const { return bits_ & 1; }
+  __device__ void advance(int step) { bits_ = (bits_ + 2 * step) ^ 1; }
+
+ private:
+  int bits_;
+};
 
 // Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
 // together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
-// of gate and the same of up) of kItemTokens adjacent tokens; lanes take adjacent items.
+// of gate and the same of up) of a token; lanes take adjacent items.
 template <class Config, int kWidth, class Epilogue>
-__device__ __forceinline__ void finish(const GemmParams& p, const Epilogue& epilogue, int index,
+__device__ __forceinline__ void finish(const GemmParams& p, const Epilogue& epilogue, Piece piece,
                                        float2 weight_scale, GemmStorage<Config>& s,
                                        const Accumulators<Config, kWidth>& acc) {
   constexpr int kTileItems = kTileRows / Epilogue::kItemRows, kItems = Config::kMeet * kTileItems;
   constexpr int kGroups = Config::kPassTokens / 8;
   const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
   const Place place = place_of<Config>(thread);
-  const Work<Config>& work = work_of<Config>(place, index, s);
+  const Work<Config>& work = s.work[place.group][piece.turn()];
   const int own_tile = place.part * Config::kRowTiles + place.group * Config::kOwnTiles;
   const int first_tile = Config::kMeet == 1 ? place.group : 0;  // of those that meet
   int first = 0, rows = 0;
@@ -553,17 +583,17 @@ __device__ __forceinline__ void finish(const GemmParams& p, const Epilogue& epil
     }
     sync_meeting<Config>(place.group);
     const Tile tile = work.tile;
-    if constexpr (Config::kWide) weight_scale = epilogue.expert_scales(tile.expert);
-    if (Config::kMeet == 1 && uniform(tile.weight_tile) + place.group >= p.tiles) return;
+    if constexpr (Config::kWide) {
+      weight_scale = epilogue_of_item<Config>(epilogue, s).expert_scales(tile.expert);
+    }
     // Whole warps go through the loop together.
     const int tokens = min((rows - first + 7) / 8 * 8, Config::kPassTokens);
 #pragma unroll 1
-    for (int i = thread % Config::kMeetThreads; i < tokens / Config::kItemTokens * kItems;
-         i += Config::kMeetThreads) {
-      const int token = i / kItems * Config::kItemTokens, t = first_tile + i % kItems / kTileItems;
-      epilogue.template run<Config::kItemTokens>(tile, tile.weight_tile + t, first + token, i % kTileItems,
-                                                 &work.scales[first + token], weight_scale,
-                                                 ItemSums<Config>{&s.sums[t][token]});
+    for (int i = thread_index() % Config::kMeetThreads; i < tokens * kItems; i += Config::kMeetThreads) {
+      const int token = i / kItems, t = first_tile + i % kItems / kTileItems;
+      epilogue_of_item<Config>(epilogue, s)
+          .run(tile, tile.weight_tile + t, first + token, i % kTileItems, work.scales[first + token],
+               weight_scale, ItemSums<Config>{s.sums[t][token]});
     }
     first += Config::kPassTokens;
     // A single pass is no loop: the accumulators are done with before the epilogue begins.
@@ -575,13 +605,13 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
                                         const TileWalk<Config>& walk, GemmStorage<Config>& s) {
   constexpr int kThreads = 128 * Config::kSplit;  // that have the same weight rows
   StageRing ring;
-  int index = walk.first();
+  Piece piece(walk.first());
   for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
     constexpr int kWidth = Config::kTileWidths.width(kIndex);
-    for (; index < walk.end(kIndex); index += walk.step()) {
+    for (; piece.index() < walk.end(kIndex); piece.advance(walk.step())) {
       const Consumer<Config> consumer(s);
-      Work<Config>& work = work_of<Config>(consumer.place, index, s);
-      const Tile tile = uniform_tile(walk, index);
+      Work<Config>& work = s.work[consumer.place.group][piece.turn()];
+      const Tile tile = uniform_tile(walk, piece.index());
       const int thread = thread_index() % kThreads;
       if (thread == 0) work.tile = tile;
       for (int token = thread; token < tile.rows; token += kThreads) {
@@ -590,14 +620,16 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       // Loaded early; but where registers are scarcest, tiles are so large that late will do.
       float2 weight_scale = {};
       if constexpr (!Config::kWide) weight_scale = epilogue.expert_scales(tile.expert);
-      Accumulators<Config, kWidth> acc;
-      consumer.template multiply<kWidth>(static_cast<int>(chunks_of(Config::kType, p.cols)), s, ring, acc);
-      if constexpr (Config::kInStep) sync_consumers<Config>();
-      if constexpr (Config::kWide) {
-        finish<Config, kWidth>(p, shared_epilogue<Epilogue>(s), index, weight_scale, s, acc);
-      } else {
-        finish<Config, kWidth>(p, epilogue, index, weight_scale, s, acc);
+      const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols));
+      if (Config::kMeet == 1 && consumer.place.group >= tile.weight_tiles) {
+        pass_by<Config>(chunks, s, ring);
+        if constexpr (Config::kInStep) sync_consumers<Config>();
+        continue;
       }
+      Accumulators<Config, kWidth> acc;
+      consumer.template multiply<kWidth>(chunks, s, ring, acc);
+      if constexpr (Config::kInStep) sync_consumers<Config>();
+      finish<Config, kWidth>(p, epilogue, piece, weight_scale, s, acc);
     }
   });
 }
@@ -641,7 +673,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consume<Config>(p, epilogue, walk, s);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));
-    if (threadIdx.x < Config::kConsumerThreads + 32) produce<Config>(p, walk, s);
+    produce<Config>(p, walk, s, uniform(static_cast<int>(threadIdx.x - Config::kConsumerThreads) / 32));
   }
   // Until nobody writes to this CTA's shared memory any more.
   if constexpr (Config::kCluster > 1) sync_cluster<Config>();

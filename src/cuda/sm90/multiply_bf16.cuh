@@ -53,10 +53,17 @@ requires(!Config::kFp8) struct Consumer<Config> {
     tokens = ptx::Descriptor::swizzled(s.tokens[0][place.part]);
   }
 
+  // This thread's share of a chunk of a stage.
+  __device__ __forceinline__ ChunkWords load(int stage, int chunk) const {
+    const std::uint32_t at =
+        (stage * (Config::kRowGroups * Config::kStageChunks) + chunk) * Config::kChunkBytes;
+    return {ptx::load_shared16(codes + at), ptx::load_shared8(scales + at)};
+  }
+
   // acc = this warpgroup's 64 weight rows times the tile's tokens over its share of K. A chunk is decoded
-  // while the tensor cores work on the one before, so that two sets of operands take turns; a stage is given
-  // back once the first products of the next one are under way. A warpgroup beyond the last weight row
-  // multiplies what it finds: nobody uses it.
+  // while the tensor cores work on the one before, so that two sets of operands take turns; a stage is asked
+  // for a chunk early, for the answer takes as long as some decoding. It is given back once the first
+  // products of the next one are under way.
   template <int kWidth>
   __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s, StageRing& ring,
                                            Accumulators<Config, kWidth>& accumulators) const {
@@ -69,28 +76,30 @@ requires(!Config::kFp8) struct Consumer<Config> {
     Operands operands[2];
     int held = -1, left = (chunks - place.part + Config::kSplit - 1) / Config::kSplit;
     if (left > 0) {
+      ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
+      ChunkWords words = load(ring.index, 0);
       // NOTE: left in the middle, never by falling through: the compiler must see which operands are in
       // flight.
     again:
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (u % kOwn == 0) ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
-        const int at = u % kOwn * Config::kSplit;
-        const std::uint32_t offset =
-            ring.index * (Config::kRowGroups * Config::kStageChunks * Config::kChunkBytes) +
-            at * Config::kChunkBytes;
-        const ChunkWords words{ptx::load_shared16(codes + offset), ptx::load_shared8(scales + offset)};
+        const bool turns = u % kOwn == kOwn - 1;  // the stage ends
+        StageRing next = ring;
+        if (turns) next.template advance<Config::kStages>();
+        const bool ready = !turns || left == 1 || ptx::mbarrier_test(&s.full[next.index], next.parity);
         decode_chunk(words, operands[u % 2]);
         start_chunk<kWidth>(operands[u % 2],
                             tokens + (ring.index * (Config::kStageChunks * Config::kTokenTileBytes) +
-                                      at * Config::kTokenTileBytes),
+                                      u % kOwn * Config::kSplit * Config::kTokenTileBytes),
                             acc);
         ptx::wgmma_wait<1>();
         if (u % kOwn == 0) {
           if (held >= 0) give_back<Config>(&s.empty[held]);
           held = ring.index;
         }
-        if (u % kOwn == kOwn - 1) ring.template advance<Config::kStages>();
+        if (turns && !ready) ptx::mbarrier_wait(&s.full[next.index], next.parity);
+        words = load(next.index, (u + 1) % kOwn * Config::kSplit);  // after the last chunk: anything
+        ring = next;
         if (--left <= 0) goto done;
       }
       goto again;
