@@ -65,16 +65,27 @@ struct RawPairs {
   }
 };
 
-// The larger magnitude of two pairs of BF16, or of FP16, in each half, with some sign; NaN before all.
-#define MEGAMOE_LARGER_PAIR(name, type)                                              \
-  __device__ inline std::uint32_t name(std::uint32_t a, std::uint32_t b) {           \
-    std::uint32_t larger;                                                            \
-    asm("max.NaN.xorsign.abs." type " %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b)); \
-    return larger;                                                                   \
-  }
-MEGAMOE_LARGER_PAIR(larger_bf16_pair, "bf16x2")
-MEGAMOE_LARGER_PAIR(larger_fp16_pair, "f16x2")
-#undef MEGAMOE_LARGER_PAIR
+// The larger magnitude of two pairs of BF16, or of FP16, in each half, with some sign; NaN before all. Where
+// there is no instruction for it: as for floats, order is that of the bits.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+__device__ inline std::uint32_t larger_bf16_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t larger;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+__device__ inline std::uint32_t larger_fp16_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t larger;
+  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+#else
+__device__ inline std::uint32_t larger_bf16_pair(std::uint32_t a, std::uint32_t b) {
+  return __vmaxu2(a & 0x7FFF7FFFu, b & 0x7FFF7FFFu);
+}
+__device__ inline std::uint32_t larger_fp16_pair(std::uint32_t a, std::uint32_t b) {
+  return larger_bf16_pair(a, b);
+}
+#endif
 
 // The largest 15-bit magnitude of a block of them.
 template <class Larger>
