@@ -24,13 +24,17 @@ struct Plan {
   std::int32_t piece_pairs;  // of each warp, a multiple of 32
 };
 
+std::int64_t parts_at_most(std::int64_t pairs) {
+  const std::int64_t parts = pairs <= kOnePart ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
+  return parts < kMaxParts ? parts : kMaxParts;
+}
+
 Plan plan_for(std::int64_t pairs, int experts) {
   // Every warp has counts to add up: no more of them than there is work for.
   const std::int64_t most_warps = kCounts / experts < kMaxWarps ? kCounts / experts : kMaxWarps;
   const std::int64_t useful = pairs <= 32 * kFewWarps ? kFewWarps : (pairs + 31) / 32;
   const std::int64_t warps = useful < most_warps ? useful : most_warps;
-  const std::int64_t parts = pairs <= kOnePart ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
-  const std::int64_t capped = parts < kMaxParts ? parts : kMaxParts;
+  const std::int64_t capped = parts_at_most(pairs);
   const std::int64_t piece = ((pairs + capped * warps - 1) / (capped * warps) + 31) / 32 * 32;
   const std::int64_t part = piece * warps;
   return {static_cast<int>(warps), static_cast<int>(pairs == 0 ? 1 : (pairs + part - 1) / part),
@@ -193,8 +197,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
 }  // namespace
 
 std::int64_t sort_workspace_bytes(std::int64_t tokens, int top_k, int experts) {
-  const Plan plan = plan_for(tokens * top_k, experts);
-  return plan.parts == 1 ? 0 : static_cast<std::int64_t>(plan.parts) * experts * 4;
+  // Of as many parts as there are at most: rounding leaves fewer of them for some larger numbers of pairs,
+  // and room for more tokens must do for fewer.
+  const std::int64_t parts = parts_at_most(tokens * top_k);
+  return parts == 1 ? 0 : parts * experts * 4;
 }
 
 cudaError_t sort(const SortParams& p, cudaStream_t stream) {

@@ -98,6 +98,18 @@ void expect_same(const Sorted& got, const Sorted& want) {
 
 class SortTest : public GpuTest {};
 
+// A workspace for some tokens must do for fewer. No GPU is asked.
+TEST(SortWorkspace, NeverShrinks) {
+  for (const auto& [top_k, experts] : {std::pair{6, 256}, {8, 256}, {10, 512}, {1, 1}, {4, 1024}}) {
+    std::int64_t before = 0;
+    for (std::int64_t tokens = 0; tokens < 70000; tokens += tokens < 20000 ? 1 : 97) {
+      const std::int64_t bytes = sort_workspace_bytes(tokens, top_k, experts);
+      ASSERT_GE(bytes, before) << tokens << " tokens, top " << top_k << " of " << experts;
+      before = bytes;
+    }
+  }
+}
+
 TEST_F(SortTest, WrittenCase) {
   // Token 0: experts 2, 0; token 1: none, 2; token 2: 0 with weight 0, 2 twice in all.
   const Sorted s = sort_on_gpu({2, 0, -1, 2, 0, 2}, {1, 1, 1, 0.5f, 0, -1}, 2, 4);

@@ -415,10 +415,13 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
   const auto start_weights = [&](const std::uint8_t* from, int tiles, int share, int chunk, int stage) {
     const int present = Config::kStageChunks == 1 ? 1 : clamp_to(chunks - chunk, Config::kStageChunks);
     if (!ptx::elect_one()) return;
+    // All of them arrive, with copies or without: so none falls behind by a round of the ring.
     if (producer == 0) {
       ptx::mbarrier_arrive_expect(&s.full[stage],
                                   present * (tiles * kBytes + Config::kCluster * share * 128) +
                                       (Config::kFp8 ? Config::kTokens * 4 : 0));
+    } else {
+      ptx::mbarrier_arrive(&s.full[stage]);
     }
 #pragma unroll 1
     for (int t = (producer + kProducerWarps - 1) % kProducerWarps; t < tiles; t += kProducerWarps)
@@ -536,7 +539,8 @@ struct ItemSums {
 };
 
 // The index of a piece, and in the last bit which of the two notes of work is its: one register. Two pieces
-// apart a barrier of finish() lies between what is written there and what was read before.
+// apart a barrier, of finish() or where a piece is passed by, lies between what is written there and what was
+// read before.
 class Piece {
  public:
   explicit __device__ Piece(int index) : bits_(2 * index) {}
@@ -623,6 +627,7 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols));
       if (Config::kMeet == 1 && consumer.place.group >= tile.weight_tiles) {
         pass_by<Config>(chunks, s, ring);
+        sync_meeting<Config>(consumer.place.group);
         if constexpr (Config::kInStep) sync_consumers<Config>();
         continue;
       }
@@ -646,7 +651,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& s = *reinterpret_cast<GemmStorage<Config>*>(shared);
   if (threadIdx.x == Config::kConsumerThreads) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(&s.full[stage], 1);  // the producer, and the bytes it announces
+      ptx::mbarrier_init(&s.full[stage], kProducerWarps);  // and the bytes that the first one announces
       ptx::mbarrier_init(&s.empty[stage], 4 * Config::kConsumers * Config::kCluster);
     }
     ptx::mbarrier_init_fence();

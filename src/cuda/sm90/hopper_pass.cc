@@ -88,7 +88,10 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   const cuda::RelaxedCapture relaxed;
   auto* stream = static_cast<cudaStream_t>(call.stream);
   const Buffers b = lay_out(call.x.rows, call.workspace);
-  ActivationRows x{.rows = call.x.rows, .cols = call.x.cols, .row_stride = call.x.row_stride};
+  // Nothing is said of where a second row would be: it may not be where the copy engine could read it.
+  ActivationRows x{.rows = call.x.rows,
+                   .cols = call.x.cols,
+                   .row_stride = call.x.rows > 1 ? call.x.row_stride : call.x.cols};
   x.values = const_cast<bf16*>(call.x.data);  // read, never written
   const bool shared = layer_.shared() != nullptr;
   if (shared) prepare_shared(call, b, stream);
