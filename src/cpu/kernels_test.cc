@@ -136,9 +136,14 @@ TEST(CpuKernels, HaveTheBitsOfTheDefinition) {
   for (const Shape& shape : shapes) {
     const std::int64_t outputs = 3 * kPanel;
     Codes w(random, outputs, shape.cols), x(random, shape.rows, shape.cols);
-    for (std::size_t i = 0; i < w.scales.size(); i += 257) w.scales[i] = static_cast<std::uint8_t>(i / 257);
-    for (std::size_t i = 0; i < x.scales.size(); i += 129)
-      x.scales[i] = static_cast<std::uint8_t>(i / 129 + 100);
+    // The first panel of w is left out below.
+    const auto force = [](std::vector<std::uint8_t>& scales, std::int64_t from, std::size_t step) {
+      unsigned code = 0;
+      for (auto i = static_cast<std::size_t>(from); i < scales.size(); i += step)
+        scales[i] = static_cast<std::uint8_t>(code++);
+    };
+    force(w.scales, kPanel * (shape.cols / kNvfp4Block), 7);
+    force(x.scales, 0, 31);
     WeightMatrix matrix{.format = WeightFormat::kNvfp4, .rows = outputs, .cols = shape.cols};
     matrix.codes = w.codes.data();
     matrix.scales = w.scales.data();
