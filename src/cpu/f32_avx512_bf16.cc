@@ -29,7 +29,7 @@ struct F32Avx512Bf16 : Zmm {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
   static Floats product(Ints a, Ints b) { return dot(broadcast(0.0f), a, b); }
-  // Of numbers of at most 8 bits, as two columns of BF16.
+  // Of numbers of at most 8 bits, or NaN both, as two columns of BF16.
   static Ints join(Floats low, Floats high) {
     return _mm512_or_si512(_mm512_srli_epi32(as_ints(low), 16), as_ints(high));
   }

@@ -62,11 +62,6 @@ struct Descriptor {
     return {kUnused | ((shared_address(tile) & 0x3FFFF) >> 4)};
   }
   __device__ Descriptor operator+(int bytes) const { return {low + (bytes >> 4)}; }
-  // Of array element `index`, kBytes apart.
-  template <int kBytes>
-  __device__ Descriptor at(int index) const {
-    return {low + static_cast<std::uint32_t>(index) * (kBytes >> 4)};
-  }
   __device__ std::uint64_t bits() const {
     constexpr std::uint64_t kSwizzle128 = 1ull << 62, kGroupStride = (1024ull >> 4) << 32;
     return kSwizzle128 | kGroupStride | low;

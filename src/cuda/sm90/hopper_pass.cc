@@ -97,8 +97,7 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   if (shared) prepare_shared(call, b, stream);
   sort(call, b, stream);
   if (shared) shared_expert(x, b, stream);
-  const bool quantized = options_.activations != ActivationFormat::kBf16;
-  if (quantized) {
+  if (options_.activations != ActivationFormat::kBf16) {
     quantize_x(call, b, stream);
     x = b.x;
   }
