@@ -207,20 +207,27 @@ struct ActivationSource {
       Block h;
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        float gates[2][4], values[2][4];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) gates[i / 4][i % 4] = g(v * 8 + i), values[i / 4][i % 4] = u(v * 8 + i);
-        if (!activate_all<4>(config, gates, values)) {
-#pragma unroll
-          for (int i = 0; i < 8; ++i)
-            values[i / 4][i % 4] = activate_any(config, g(v * 8 + i), u(v * 8 + i)).h;
-        }
         std::uint32_t words[4];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const __nv_bfloat162 pair =
-              __floats2bfloat162_rn(values[w / 2][w % 2 * 2], values[w / 2][w % 2 * 2 + 1]);
-          words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
+        for (int first = 0; first < 8; first += 4) {
+          const auto read = [&](float (&gates)[4], float (&values)[4]) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) gates[i] = g(v * 8 + first + i), values[i] = u(v * 8 + first + i);
+          };
+          float gates[4], values[4];
+          read(gates, values);
+          if (!activate_nearly(config, gates, values)) {
+            float exact_gates[4], exact[4];
+            read(exact_gates, exact);
+            activate_exactly(config, exact_gates, exact);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values[i] = exact[i];
+          }
+#pragma unroll
+          for (int i = 0; i < 4; i += 2) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+            words[(first + i) / 2] = *reinterpret_cast<const std::uint32_t*>(&pair);
+          }
         }
         h.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);
       }

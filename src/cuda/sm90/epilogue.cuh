@@ -158,16 +158,6 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 // weight rows of one token (ItemSums in grouped_gemm.cuh); all lanes of a warp call it together, with
 // adjacent items.
 
-// Four elements in place, by the definition: gate becomes what its columns hold, up becomes h. A call, so
-// that what hardly ever happens takes no registers.
-static __device__ __noinline__ void activate_each(const ActivationConfig& activation, float* gate,
-                                                  float* up) {
-  for (int i = 0; i < 4; ++i) {
-    const ActivatedPair pair = activate(activation, gate[i], up[i]);
-    gate[i] = pair.gate, up[i] = pair.h;
-  }
-}
-
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
   static constexpr int kItemRows = 8;
@@ -191,24 +181,25 @@ struct GatedEpilogue {
                       float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * (kTileRows / 2) + item * 4;
     const int row_of_gate = item / 2 * 16 + item % 2 * 4, row_of_up = row_of_gate + 8;
-    float gate[1][4], up[1][4];
+    float gate[4], up[4];
     const auto read_sums = [&] {
-      scale(sums.total(row_of_gate), scales.in, weight_scale.x, gate[0]);
-      scale(sums.total(row_of_up), scales.in, weight_scale.y, up[0]);
+      scale(sums.total(row_of_gate), scales.in, weight_scale.x, gate);
+      scale(sums.total(row_of_up), scales.in, weight_scale.y, up);
       if (gate_bias != nullptr && token < tile.rows && col < out.intermediate) {
         const std::int64_t at = static_cast<std::int64_t>(tile.expert) * out.intermediate + col;
-        add_bias(gate_bias + at, gate[0]), add_bias(up_bias + at, up[0]);
+        add_bias(gate_bias + at, gate), add_bias(up_bias + at, up);
       }
     };
     read_sums();
-    if (!cuda::activate_all<Sums::kTogether>(activation, gate, up)) {
-      // Rare: in shared memory, where the sums were.
+    // h is rounded to BF16, whatever becomes of it. What gate's columns hold is asked for where they are written.
+    if (out.mode == L1Output::kInterleavedBf16 || !cuda::activate_nearly(activation, gate, up)) {
+      // In shared memory, where the sums were.
       read_sums();
-      sums.store(row_of_gate, gate[0]), sums.store(row_of_up, up[0]);
-      activate_each(activation, sums.at(row_of_gate), sums.at(row_of_up));
-      sums.load(row_of_gate, gate[0]), sums.load(row_of_up, up[0]);
+      sums.store(row_of_gate, gate), sums.store(row_of_up, up);
+      cuda::activate_exactly(activation, sums.at(row_of_gate), sums.at(row_of_up));
+      sums.load(row_of_gate, gate), sums.load(row_of_up, up);
     }
-    out.store(gate[0], up[0], tile, token, col, scales.out);
+    out.store(gate, up, tile, token, col, scales.out);
   }
 };
 

@@ -513,8 +513,6 @@ __device__ __forceinline__ const Epilogue& epilogue_of_item(const Epilogue& para
 // Accumulators of a token in passing; `row` of 64, the first of four.
 template <class Config>
 struct ItemSums {
-  // How many elements are activated side by side.
-  static constexpr int kTogether = Config::kConsumers == 3 ? 2 : 4;
   float* token;
 
   __device__ float* at(int row) const { return token + row; }
