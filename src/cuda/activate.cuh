@@ -140,14 +140,14 @@ class RoundsAlike {
   std::uint32_t nearest_ = ~0u;
 };
 
-template <Activation kKind>
-__device__ inline bool activate_nearly_of(const ActivationConfig& config, const float (&gate)[4],
-                                          float (&up)[4]) {
+template <Activation kKind, int kRows>
+__device__ inline bool activate_nearly_all(const ActivationConfig& config, const float (&gate)[kRows][4],
+                                           float (&up)[kRows][4]) {
   RoundsAlike rounds;
   float least_z = 0.0f, least_s = 1.0f;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float g = gate[i], u = up[i];
+  for (int i = 0; i < 4 * kRows; ++i) {
+    float g = gate[i / 4][i % 4], u = up[i / 4][i % 4];
     if constexpr (kKind != Activation::kSwiGlu) {
       g = min_or_nan(g, config.limit);
       u = max_or_nan(min_or_nan(u, config.limit), -config.limit);
@@ -155,22 +155,24 @@ __device__ inline bool activate_nearly_of(const ActivationConfig& config, const 
     const float z = kKind == Activation::kGptOss ? __fmul_rn(config.alpha, g) : g;
     const float s = __fmul_rn(g, near_sigmoid(z));
     if constexpr (kKind == Activation::kGptOss) u = __fadd_rn(u, 1.0f);
-    up[i] = __fmul_rn(s, u);
+    up[i / 4][i % 4] = __fmul_rn(s, u);
     least_z = fminf(least_z, z), least_s = fminf(least_s, fabsf(s));
-    if (i % 2 == 1) rounds.add(up[i - 1], up[i]);
+    if (i % 2 == 1) rounds.add(up[i / 4][i % 4 - 1], up[i / 4][i % 4]);
   }
   // Below 2^-100 last bits are of another size. NaN is in no minimum: it comes out as the definition's does.
   return rounds.all() && least_z > kLeastGate && least_s > 0x1p-100f;
 }
 
-// Four adjacent columns: up becomes a number that rounds to the same BF16 as h. False: this cannot be told, and
-// activate_exactly() must do all of them, from what they were.
-__device__ inline bool activate_nearly(const ActivationConfig& config, const float (&gate)[4],
-                                       float (&up)[4]) {
+// Four adjacent columns of some rows: up becomes a number that rounds to the same BF16 as h. False: this cannot
+// be told, and activate_exactly() must do all of them, from what they were.
+template <int kRows>
+__device__ inline bool activate_nearly(const ActivationConfig& config, const float (&gate)[kRows][4],
+                                       float (&up)[kRows][4]) {
   switch (config.kind) {
-    case Activation::kSwiGlu: return activate_nearly_of<Activation::kSwiGlu>(config, gate, up);
-    case Activation::kSwiGluClamped: return activate_nearly_of<Activation::kSwiGluClamped>(config, gate, up);
-    case Activation::kGptOss: return activate_nearly_of<Activation::kGptOss>(config, gate, up);
+    case Activation::kSwiGlu: return activate_nearly_all<Activation::kSwiGlu>(config, gate, up);
+    case Activation::kSwiGluClamped:
+      return activate_nearly_all<Activation::kSwiGluClamped>(config, gate, up);
+    case Activation::kGptOss: return activate_nearly_all<Activation::kGptOss>(config, gate, up);
     case Activation::kRelu2: break;
   }
   return false;

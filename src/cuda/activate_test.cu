@@ -41,7 +41,8 @@ __device__ std::uint32_t bf16_of(float x) {
 __global__ void near_kernel(ActivationConfig config, Gates gates, std::int64_t count, NearCounts* counts) {
   std::uint32_t wrong = 0, told = 0;
   for (std::int64_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += kGrid * kThreads) {
-    float gate[4], up[4], h[4];
+    float gates_up[1][4], ups[1][4], h[4];
+    float(&gate)[4] = gates_up[0], (&up)[4] = ups[0];
     for (int j = 0; j < 4; ++j) {
       const std::uint32_t first = mixed(8 * i + j), second = mixed(8 * i + j + 4);
       // Any bits; or numbers as layers have them.
@@ -57,7 +58,7 @@ __global__ void near_kernel(ActivationConfig config, Gates gates, std::int64_t c
       }
       h[j] = activate(config, gate[j], up[j]).h;
     }
-    if (!activate_nearly(config, gate, up)) continue;
+    if (!activate_nearly(config, gates_up, ups)) continue;
     ++told;
     for (int j = 0; j < 4; ++j) wrong += bf16_of(up[j]) != bf16_of(h[j]);
   }

@@ -210,22 +210,25 @@ struct ActivationSource {
         std::uint32_t words[4];
 #pragma unroll
         for (int first = 0; first < 8; first += 4) {
-          const auto read = [&](float (&gates)[4], float (&values)[4]) {
+          float gates[1][4], values[1][4];
+          const auto read = [&] {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) gates[i] = g(v * 8 + first + i), values[i] = u(v * 8 + first + i);
+            for (int i = 0; i < 4; ++i)
+              gates[0][i] = g(v * 8 + first + i), values[0][i] = u(v * 8 + first + i);
           };
-          float gates[4], values[4];
-          read(gates, values);
+          read();
           if (!activate_nearly(config, gates, values)) {
-            float exact_gates[4], exact[4];
-            read(exact_gates, exact);
+            read();
+            float exact_gates[4], exact[4];  // in memory, but here alone
+#pragma unroll
+            for (int i = 0; i < 4; ++i) exact_gates[i] = gates[0][i], exact[i] = values[0][i];
             activate_exactly(config, exact_gates, exact);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) values[i] = exact[i];
+            for (int i = 0; i < 4; ++i) values[0][i] = exact[i];
           }
 #pragma unroll
           for (int i = 0; i < 4; i += 2) {
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(values[0][i], values[0][i + 1]);
             words[(first + i) / 2] = *reinterpret_cast<const std::uint32_t*>(&pair);
           }
         }

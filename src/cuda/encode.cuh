@@ -81,21 +81,22 @@ __device__ inline float decoding_scale(std::uint8_t code) {
   return code == kE4M3NaN ? __uint_as_float(0x7FC00000u) : scale_of_e4m3(code);
 }
 
-// Four values to E4M3 under the scale d of their group, as numerics/fp8_tile.h defines; the first in the low
-// byte. The quotients are a compiler's own division, its reciprocal made once and its tests left out: in this
-// range of d nothing underflows but what becomes 0 anyway.
-__device__ inline std::uint32_t encode_fp8x4(const float (&x)[4], float d, bool all_finite) {
+// numerics/fp8_tile.h: the scale of a group of 128 and the codes of four of its values, the first in the low
+// byte, where its largest magnitude is within these bounds and the four are finite. The quotients are a
+// compiler's own division, its reciprocal made once and its tests left out: nothing underflows but what
+// becomes 0 anyway.
+inline constexpr float kFastTileMin = 0x1p-70f, kFastTileMax = kFastMax;
+__device__ inline float fast_tile_scale(float amax) {
+  constexpr float kReciprocal = 1.0f / kE4M3Max;  // one step is enough with it, for every significand
+  return refine(__fmul_rn(amax, kReciprocal), amax, kE4M3Max, kReciprocal);
+}
+__device__ inline std::uint32_t fast_tile_codes(const float (&x)[4], float d) {
+  const float y = reciprocal(d);
   float q[4];  // magnitudes
-  if (d >= kFastMin && d <= kFastMax) {
-    const float y = reciprocal(d);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float a = fabsf(x[i]);
-      q[i] = refine(refine(__fmul_rn(a, y), a, d, y), a, d, y);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[i] = __fdiv_rn(fabsf(x[i]), d);
+  for (int i = 0; i < 4; ++i) {
+    const float a = fabsf(x[i]);
+    q[i] = refine(refine(__fmul_rn(a, y), a, d, y), a, d, y);
   }
   const auto pair = [](float low, float high) -> std::uint32_t {
     return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
@@ -103,13 +104,38 @@ __device__ inline std::uint32_t encode_fp8x4(const float (&x)[4], float d, bool 
   std::uint32_t word = pair(q[0], q[1]) | pair(q[2], q[3]) << 16;
 #pragma unroll
   for (int i = 0; i < 4; ++i) word |= __float_as_uint(x[i]) >> (24 - 8 * i) & (0x80u << (8 * i));
-  if (all_finite) return word;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t byte = 0xFFu << (8 * i), nan = static_cast<std::uint32_t>(kE4M3NaN) << (8 * i);
-    if (!is_finite(x[i])) word = (word & ~byte) | nan;
-  }
   return word;
+}
+// The same for all others, by the definition. Calls, for they are rare.
+static __device__ __noinline__ float rare_tile_scale(float amax) { return fp8_tile_scale(amax); }
+static __device__ __noinline__ std::uint32_t rare_tile_codes(float4 x, float d) {
+  return fp8_code(x.x, d) | fp8_code(x.y, d) << 8 | fp8_code(x.z, d) << 16 |
+         static_cast<std::uint32_t>(fp8_code(x.w, d)) << 24;
+}
+// Scales and codes of kGroups fours, each lane's of the same groups: of values x, which are finite where
+// `finite`, and groups' largest finite magnitudes.
+template <int kGroups>
+__device__ inline void encode_tiles(const float (&x)[kGroups][4], const std::uint32_t (&amax)[kGroups],
+                                    bool finite, float (&d)[kGroups], std::uint32_t (&codes)[kGroups]) {
+  bool fast = finite;
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const float a = __uint_as_float(amax[k]);
+    fast = fast && a >= kFastTileMin && a <= kFastTileMax;
+  }
+  if (fast) {
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      d[k] = fast_tile_scale(__uint_as_float(amax[k]));
+      codes[k] = fast_tile_codes(x[k], d[k]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    d[k] = rare_tile_scale(__uint_as_float(amax[k]));
+    codes[k] = rare_tile_codes(make_float4(x[k][0], x[k][1], x[k][2], x[k][3]), d[k]);
+  }
 }
 
 struct EncodedBlock {
