@@ -37,7 +37,7 @@ __device__ inline void tensor_copy(void* to_shared, const CUtensorMap* tensor, i
   }
 }
 
-// 16, 8 or 4 bytes at a shared-memory address.
+// 16, 8 or 2 bytes at a shared-memory address.
 __device__ inline uint4 load_shared16(std::uint32_t address) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -50,9 +50,10 @@ __device__ inline uint2 load_shared8(std::uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
   return value;
 }
-__device__ inline std::uint32_t load_shared4(std::uint32_t address) {
-  std::uint32_t value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
+
+__device__ inline std::uint32_t load_shared2(std::uint32_t address) {
+  std::uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
   return value;
 }
 

@@ -28,45 +28,27 @@ requires(Config::kFp8) struct Consumer<Config> {
     tokens = ptx::Descriptor::swizzled(s.tokens[0][0]);
   }
 
-  // Where own tile t has its chunk of a stage.
-  __device__ __forceinline__ std::uint32_t tile_at(int stage, int t) const {
-    return (stage * Config::kRowTiles + t) * Config::kChunkBytes;
-  }
-  // This thread's codes of columns 64 * half .. of a chunk.
-  __device__ __forceinline__ uint4 load_codes(std::uint32_t tile, int half) const {
-    return ptx::load_shared16(codes + tile + half * (128 * 16));
-  }
-  // What folding makes of the magnitudes under the scales of the thread's two rows.
-  struct Folds {
-    uint2 upper, lower;
+  // What a thread reads of 64 columns of a weight tile.
+  struct Words {
+    uint4 codes;
+    std::uint32_t scales;  // of its two rows
   };
-  // `word` has the scales of a chunk: of both rows for columns 0 .., then for 64 ... NOTE: scales have no signs,
-  // but what lies where a tile beyond the matrix would be may be anything: cut, for beyond the table others
-  // write.
-  __device__ __forceinline__ Folds look_up(std::uint32_t word, int half) const {
+  // Columns 64 * half .. of own tile t in a stage.
+  __device__ __forceinline__ Words load(int stage, int t, int half) const {
+    const std::uint32_t at = (stage * Config::kRowTiles + t) * Config::kChunkBytes;
+    return {ptx::load_shared16(codes + at + half * (128 * 16)), ptx::load_shared2(scales + at + half * 2)};
+  }
+  // NOTE: scales have no signs, but what lies where a tile beyond the matrix would be may be anything: cut,
+  // for beyond the table others write.
+  __device__ __forceinline__ void decode(const Words& from, Operands& to) const {
     constexpr int kEntryBytes = kFoldCopies * sizeof(uint2);
     static_assert(kFoldEntries == 128);
-    return {ptx::load_shared8(folds + (word >> (16 * half) & 0x7F) * kEntryBytes),
-            ptx::load_shared8(folds + (word >> (16 * half + 8) & 0x7F) * kEntryBytes)};
-  }
-  __device__ __forceinline__ static void decode(const uint4& words, const Folds& by, Operands& to) {
-    decode_fp8_word(words.x, by.upper, to[0][0], to[0][2]);
-    decode_fp8_word(words.y, by.lower, to[0][1], to[0][3]);
-    decode_fp8_word(words.z, by.upper, to[1][0], to[1][2]);
-    decode_fp8_word(words.w, by.lower, to[1][1], to[1][3]);
-  }
-
-  // NOTE: ptxas would decode behind the wait for the tensor cores that follows, when they rest. So operands are
-  // stored, where an address is what it never is.
-  __device__ __forceinline__ void finish_decoding(const Operands& operands) const {
-#pragma unroll
-    for (const auto& step : operands) {
-      asm volatile(
-          "{ .reg .pred never; setp.eq.u32 never, %0, 0xFFFFFFF0;"
-          " @never st.volatile.shared.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"r"(codes),
-          "r"(step[0]), "r"(step[1]), "r"(step[2]), "r"(step[3])
-          : "memory");
-    }
+    const uint2 upper = ptx::load_shared8(folds + (from.scales & 0x7F) * kEntryBytes);
+    const uint2 lower = ptx::load_shared8(folds + (from.scales >> 8 & 0x7F) * kEntryBytes);
+    decode_fp8_word(from.codes.x, upper, to[0][0], to[0][2]);
+    decode_fp8_word(from.codes.y, lower, to[0][1], to[0][3]);
+    decode_fp8_word(from.codes.z, upper, to[1][0], to[1][2]);
+    decode_fp8_word(from.codes.w, lower, to[1][1], to[1][3]);
   }
 
   // The scales of a stage's tokens in this thread's columns of the accumulators: 8 j + 2 (lane % 4) + {0, 1}.
@@ -92,13 +74,12 @@ requires(Config::kFp8) struct Consumer<Config> {
 
   // acc = this warpgroup's weight rows times the tile's tokens. Half a chunk is decoded while the tensor
   // cores work on the other half; the first half of what comes next, before the sums are added. What is
-  // decoded was loaded a step before, and what folding makes of it looked up. Rows beyond the last are
-  // multiplied by what is found: nobody uses them.
+  // decoded was loaded a step before. Rows beyond the last are multiplied by what is found: nobody uses them.
   template <int kN>
   __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s, StageRing& ring,
                                            Accumulators<Config, kN>& acc) const {
     // Two tiles of weights share the scales that one loads, where registers are left for them.
-    constexpr bool kKeepScales = Config::kOwnTiles == 2 && kN <= kMostKeptScales;
+    constexpr bool kKeepScales = Config::kOwnTiles == 2 && kN <= 104;
     float sums[kN / 2];
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
@@ -109,10 +90,8 @@ requires(Config::kFp8) struct Consumer<Config> {
     Operands first, second;
     ColumnScales<kN> scales_of_tokens;
     ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
-    std::uint32_t tile = tile_at(ring.index, 0), scale_word = ptx::load_shared4(scales + tile);
-    uint4 late_codes = load_codes(tile, 1);
-    Folds late_folds = look_up(scale_word, 1);
-    decode(load_codes(tile, 0), look_up(scale_word, 0), first);
+    decode(load(ring.index, 0, 0), first);
+    Words words = load(ring.index, 0, 1);
     for (int left = chunks; left > 0; --left) {
       const ptx::Descriptor b = tokens + ring.index * Config::kTokenTileBytes;
       StageRing next = ring;
@@ -127,23 +106,19 @@ requires(Config::kFp8) struct Consumer<Config> {
         ptx::wgmma<ptx::Fp8, kN, true>(sums, first[0], b);
         ptx::wgmma<ptx::Fp8, kN>(sums, first[1], b + 32);
         ptx::wgmma_commit();
-        // What comes next; after the last chunk: anything.
-        if (last && !ready) ptx::mbarrier_wait(&s.full[next.index], next.parity);
-        tile = tile_at(last && left > 1 ? next.index : ring.index, last ? 0 : t + 1);
-        scale_word = ptx::load_shared4(scales + tile);
-        const uint4 early_codes = load_codes(tile, 0);
-        decode(late_codes, late_folds, second);
+        decode(words, second);
         ptx::wgmma_fence();
         ptx::wgmma<ptx::Fp8, kN>(sums, second[0], b + 64);
         ptx::wgmma<ptx::Fp8, kN>(sums, second[1], b + 96);
         ptx::wgmma_commit();
-        const Folds early_folds = look_up(scale_word, 0);
-        late_codes = load_codes(tile, 1);
-        late_folds = look_up(scale_word, 1);
-        if (kKeepScales && t == 0) load_scales<kN>(ring.index, scales_of_tokens);
+        // After the last chunk: anything.
+        if (last && !ready) ptx::mbarrier_wait(&s.full[next.index], next.parity);
+        const int next_stage = last && left > 1 ? next.index : ring.index, next_tile = last ? 0 : t + 1;
+        words = load(next_stage, next_tile, 0);
         ptx::wgmma_wait<1>();
-        decode(early_codes, early_folds, first);
-        finish_decoding(first);
+        decode(words, first);
+        words = load(next_stage, next_tile, 1);
+        if (kKeepScales && t == 0) load_scales<kN>(ring.index, scales_of_tokens);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(sums);
         if (!kKeepScales) load_scales<kN>(ring.index, scales_of_tokens);
@@ -153,9 +128,6 @@ requires(Config::kFp8) struct Consumer<Config> {
       ring = next;
     }
   }
-
- private:
-  static constexpr int kMostKeptScales = 96;
 };
 
 }  // namespace megamoe::sm90
