@@ -14,10 +14,6 @@
 // BF16 and FP16: so few bits hardly put a number near a midpoint, and the significand of a block's scale has
 // but eight values. A row's RowEncoder works out for each which way such numbers go; products by 1 / d,
 // shifted a little that way, take the place of quotients.
-//
-// Codes of four values: with u = |q| / 2 a code is the sum of 4 min(u, 1), 2 min(max(u - 1, 0), 1) and
-// min(max(u - 2, 0), 1), each rounded to an integer, ties to even: in every range one of them moves and the
-// others are even numbers. Cutting to [0, 1] is free, and rounding is what adding to 3 * 2^22 does.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -44,15 +40,6 @@ __device__ inline float reciprocal(float d) {
 // One step towards a / b from `quotient`, y being 1 / b.
 __device__ inline float refine(float quotient, float a, float b, float y) {
   return __fmaf_rn(__fmaf_rn(-b, quotient, a), y, quotient);
-}
-
-// The code of `u` = |q| / 2 >= 0 in the last bits of kRoundBits + code.
-inline constexpr float kRound = 0x1.8p+23f;
-inline constexpr std::uint32_t kRoundBits = 0x4B400000u;
-__device__ inline std::uint32_t e2m1_biased(float u) {
-  const float low = __saturatef(u), middle = __saturatef(__fadd_rn(u, -1.0f)),
-              high = __saturatef(__fadd_rn(u, -2.0f));
-  return __float_as_uint(__fadd_rn(high, __fmaf_rn(middle, 2.0f, __fmaf_rn(low, 4.0f, kRound))));
 }
 
 // E4M3 of a positive number within [2^-9, 448], and back.
@@ -358,17 +345,67 @@ class RowEncoder {
   std::uint32_t factor_;
 };
 
-// Four codes under d.
-__device__ inline std::uint32_t encode_four(const float (&x)[4], float d) {
-  const float half = reciprocal(d) * 0.5f, twice = 2.0f * d;
-  std::uint32_t codes = 0u - kRoundBits * 0x1111u, signs = 0;
+// Four BF16 numbers of a block, two in a word, and what they become under a divisor: magnitudes of codes in bits
+// 9 to 11 of each half.
+struct FourCodes {
+  std::uint32_t pairs[2];
+
+  // The codes themselves, four bits each.
+  __device__ std::uint32_t joined(const std::uint32_t (&x)[2]) const {
+    std::uint32_t codes = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float a = fabsf(x[i]);
-    codes += e2m1_biased(refine(__fmul_rn(a, half), a, twice, half)) << (4 * i);
-    signs |= __float_as_uint(x[i]) >> (28 - 4 * i) & (8u << (4 * i));
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t both = pairs[i] >> 9 | (x[i] >> 12 & 0x00080008u);
+      codes |= ((both | both >> 12) & 0xFFu) << (8 * i);
+    }
+    return codes;
   }
-  return codes | signs;
+  // What they stand for under their block's scale, exactly: 2^-126 times that, as BF16, when moved to the border of
+  // exponent and mantissa.
+  __device__ uint2 decoded(const std::uint32_t (&x)[2], float scale) const {
+    const auto as_pair = [](std::uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); };
+    const __nv_bfloat162 scales = as_pair(__byte_perm(__float_as_uint(scale), 0, 0x3232));
+    std::uint32_t words[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const __nv_bfloat162 value = __hmul2(
+          __hmul2(as_pair(pairs[i] >> 3 | (x[i] & 0x80008000u)), as_pair(0x7E807E80u)), scales);
+      words[i] = *reinterpret_cast<const std::uint32_t*>(&value);
+    }
+    return make_uint2(words[0], words[1]);
+  }
+};
+__device__ inline float first_of(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float second_of(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+__device__ inline FourCodes encode_four(const std::uint32_t (&x)[2], float d) {
+  constexpr std::uint32_t kHalf = 0x01000100u, kLargest = 0x0E000E00u;
+  const float y = reciprocal(d) * 0x1p-14f, divisor = d * 0x1p+14f;
+  const auto rounded = [&](float a, float b) { return __vminu2((cut_to_fp16(a, b) + kHalf) & 0xFE00FE00u, kLargest); };
+  FourCodes codes;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float a = fabsf(first_of(x[i])), b = fabsf(second_of(x[i]));
+    const float qa = refine(__fmul_rn(a, y), a, divisor, y), qb = refine(__fmul_rn(b, y), b, divisor, y);
+    const std::uint32_t up = rounded(qa, qb),
+                        down = rounded(__fmul_rn(qa, 0x1.fffffep-1f), __fmul_rn(qb, 0x1.fffffep-1f));
+    codes.pairs[i] = up - (up & ~down & 2 * kHalf);
+  }
+  return codes;
+}
+
+// By the definition's own steps: four of a block of finite values, its scale. A call, for it is rare.
+struct FourCodesAndScale {
+  FourCodes codes;
+  Nvfp4Scale scale;
+};
+static __device__ __noinline__ FourCodesAndScale encode_four_slowly(uint2 x, float amax, float g) {
+  const Nvfp4Scale scale = nvfp4_block_scale(amax, g);
+  const float d = decode_e4m3(scale.code) * g;
+  const auto pair = [&](std::uint32_t two) {
+    return (nvfp4_code(first_of(two), d) & 7u) << 9 | (nvfp4_code(second_of(two), d) & 7u) << 25;
+  };
+  return {{{pair(x.x), pair(x.y)}}, scale};
 }
 
 }  // namespace megamoe::cuda

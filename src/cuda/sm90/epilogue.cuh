@@ -36,33 +36,30 @@ struct HiddenOut {
   // Four adjacent columns of h of a row, from `col`, under tensor scale g. A block of 16 lies in four
   // adjacent lanes. All lanes of a warp come here together; the invalid ones store nothing.
   __device__ void quantize(const float (&h)[4], std::int64_t row, int col, bool valid, float g) const {
-    float x[4];
-    round_to_bf16(h, x);
+    const std::uint32_t x[2] = {bf16_pair(h[0], h[1]), bf16_pair(h[2], h[3])};
     std::uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) amax = max(amax, bits_of_float(x[i]) & kFloatMagnitude);
+    for (int i = 0; i < 2; ++i)
+      amax = max(amax, max(x[i] << 16 & kFloatMagnitude, x[i] & 0xFFFF0000u & kFloatMagnitude));
     amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
     amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
     if (!valid) return;
-    std::uint32_t word = 0;
+    cuda::FourCodes four = {};
     Nvfp4Scale scale{kE4M3NaN, false};
     if (amax < kFloatInf) {
       if (cuda::fast_scale(amax, g, scale)) {
-        word = cuda::encode_four(x, cuda::scale_of_e4m3(scale.code) * g);
+        four = cuda::encode_four(x, cuda::scale_of_e4m3(scale.code) * g);
       } else {
-        scale = nvfp4_block_scale(float_of_bits(amax), g);
-        for (int i = 0; i < 4; ++i) {
-          word |= static_cast<std::uint32_t>(nvfp4_code(x[i], decode_e4m3(scale.code) * g)) << (4 * i);
-        }
+        const auto slow = cuda::encode_four_slowly(make_uint2(x[0], x[1]), float_of_bits(amax), g);
+        four = slow.codes, scale = slow.scale;
       }
     }
     if (values != nullptr) {
-      const float decoding = cuda::decoding_scale(scale.code);
       *reinterpret_cast<uint2*>(values + row * intermediate + col) =
-          make_uint2(cuda::decode_pair(word, decoding), cuda::decode_pair(word >> 8, decoding));
+          four.decoded(x, cuda::decoding_scale(scale.code));
     } else {
       *reinterpret_cast<std::uint16_t*>(codes + row * (intermediate / 2) + col / 2) =
-          static_cast<std::uint16_t>(word);
+          static_cast<std::uint16_t>(amax < kFloatInf ? four.joined(x) : 0);
       if (col % 16 == 0) block_scales[row * (intermediate / 16) + col / 16] = scale.code;
     }
     if (col % 16 == 0 && scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
@@ -133,12 +130,15 @@ struct HiddenOut {
   }
 
  private:
+  __device__ static std::uint32_t bf16_pair(float first, float second) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
   __device__ static void round_to_bf16(const float (&h)[4], float (&x)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(h[i], h[i + 1]);
-      const auto bits = *reinterpret_cast<const std::uint32_t*>(&pair);
-      x[i] = float_of_bits(bits << 16), x[i + 1] = float_of_bits(bits & 0xFFFF0000u);
+      const std::uint32_t pair = bf16_pair(h[i], h[i + 1]);
+      x[i] = cuda::first_of(pair), x[i + 1] = cuda::second_of(pair);
     }
   }
   __device__ static void store_bf16(const float (&v)[4], __nv_bfloat16* at) {
