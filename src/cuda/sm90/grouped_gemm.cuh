@@ -556,9 +556,8 @@ class Piece {
 // together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
 // of gate and the same of up) of a token; lanes take adjacent items.
 template <class Config, int kWidth, class Epilogue>
-__device__ __forceinline__ void finish(const GemmParams& p, const Epilogue& epilogue, Piece piece,
-                                       float2 weight_scale, GemmStorage<Config>& s,
-                                       const Accumulators<Config, kWidth>& acc) {
+__device__ __forceinline__ void finish(const Epilogue& epilogue, Piece piece, float2 weight_scale,
+                                       GemmStorage<Config>& s, const Accumulators<Config, kWidth>& acc) {
   constexpr int kTileItems = kTileRows / Epilogue::kItemRows, kItems = Config::kMeet * kTileItems;
   constexpr int kGroups = Config::kPassTokens / 8;
   const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
@@ -634,7 +633,7 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       Accumulators<Config, kWidth> acc;
       consumer.template multiply<kWidth>(chunks, s, ring, acc);
       if constexpr (Config::kInStep) sync_consumers<Config>();
-      finish<Config, kWidth>(p, epilogue, piece, weight_scale, s, acc);
+      finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
     }
   });
 }

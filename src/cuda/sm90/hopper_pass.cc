@@ -3,6 +3,7 @@
 // only when all of h is; a shared expert takes three.
 #include "cuda/sm90/hopper_pass.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/check.h"
@@ -19,6 +20,8 @@ using cuda::cuda_check;
 struct HopperPass::Buffers : PassBuffers {
   std::int32_t* slot_to_row = nullptr;  // [tokens, top_k]
   std::byte* sort_workspace = nullptr;
+  bool few = false;                   // both GEMMs run in one launch,
+  std::uint32_t* counters = nullptr;  // which has these
   Routing shared_routing = {};      // where there is a shared expert: every token goes to it
   ActivationRows shared_h = {};     // [tokens, its I]
   float* shared_factors = nullptr;  // [tokens], or null where it has no gate
@@ -64,11 +67,17 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
+  b.few = layer_.shared() == nullptr && options_.h_fused() && layer_.few(options_.activations, b.routing);
+  static_assert(cuda::kSortCounters == kFewCounters);
+  b.counters = arena.take<std::uint32_t>(kFewCounters);
   if (options_.activations == ActivationFormat::kNvfp4) {
     // The tensor cores take BF16: NVFP4 rows are written decoded. The second GEMM's result is not there when
     // x is, half its size.
     b.x.values = reinterpret_cast<bf16*>(b.expert_out);
     b.h.values = arena.take<bf16>(pairs, config.intermediate);
+    // But where both GEMMs run in one launch. Room for many tokens must do for few.
+    auto* few_x = arena.take<bf16>(std::min<std::int64_t>(pairs, kFewRows), config.hidden);
+    if (b.few) b.x.values = few_x;
   }
   if (layer_.shared() != nullptr) {
     const std::int64_t cols = layer_.shared()->config().intermediate;
@@ -101,6 +110,13 @@ void HopperPass::enqueue(const DeviceCall& call) const {
     quantize_x(call, b, stream);
     x = b.x;
   }
+  if (b.few) {
+    cuda_check(layer_.few_gemms_on_gpu({call.ids, call.weights, b.counters}, x, options_.x_per_row(),
+                                       b.routing, options_.l1, b.h, call.saturated, b.expert_out, stream),
+               "starting both GEMMs");
+    combine(call, b, stream);
+    return;
+  }
   // Offsets are settled for all GEMMs: a launch lies between the sort and each (quantising, or the first
   // GEMM's own gathering). The second GEMM's result is not there yet: the first one's tokens, half its
   // size, lie in its place.
@@ -128,6 +144,7 @@ void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t str
   if (options_.x_per_row()) params.of_expert[0] = x_scales_.data(), params.of_row[0] = b.x.scales;
   if (h_scales_.count() > 0) params.of_expert[1] = h_scales_.data(), params.of_row[1] = b.h.scales;
   params.bad_id = call.bad_pair;
+  if (b.few) params.counters = b.counters;
   params.workspace = b.sort_workspace;
   cuda_check(cuda::sort(params, stream), "starting to sort");
 }

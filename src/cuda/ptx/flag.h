@@ -1,0 +1,23 @@
+// flag.h: counters in global memory by which CTAs tell each other that something has been written.
+#pragma once
+
+#include <cstdint>
+
+namespace megamoe::ptx {
+
+// Adds, after all that this thread has written or seen written.
+__device__ inline void add_release(std::uint32_t* counter, std::uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
+// Reads; what was written before the additions that it has seen can be read after it.
+__device__ inline std::uint32_t load_acquire(const std::uint32_t* counter) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+// Orders what this thread has seen of ordinary accesses to global memory before its copies by the copy engine.
+__device__ inline void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+}  // namespace megamoe::ptx
