@@ -17,7 +17,4 @@ __device__ inline std::uint32_t load_acquire(const std::uint32_t* counter) {
   return value;
 }
 
-// Orders what this thread has seen of ordinary accesses to global memory before its copies by the copy engine.
-__device__ inline void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 }  // namespace megamoe::ptx

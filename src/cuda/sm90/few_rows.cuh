@@ -27,7 +27,8 @@ using FewConfig = GemmConfig<OperandType::kBf16, 8, 1, 4>;
 
 struct FewParams {
   struct Gemm {
-    CUtensorMap tokens;           // in boxes of a chunk's columns of one row
+    const bf16* tokens;  // rows of `cols` elements, at multiples of 16 bytes
+    std::int64_t token_stride;
     const std::uint8_t* weights;  // as GemmParams has them, and the next two
     int tiles;
     int cols;
@@ -51,9 +52,11 @@ struct RowTile {
 };
 
 inline constexpr int kTickets = 8;       // under way
-inline constexpr int kTokenWarps = 3;    // producers of tokens; one more is weights'
-inline constexpr int kNextTicket = 0;    // the counters: the next piece,
-inline constexpr int kFirstReady = 1;    // and for each row tile how many warps have written their part of h
+// Warps: consumers, a producer of weights, producers of tokens, and those that finish pieces.
+inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = 3, kFinishers = 2;
+inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + kFinishers);
+inline constexpr int kNextTicket = 0;  // the counters: the next piece,
+inline constexpr int kFirstReady = 1;  // and for each row tile how many pieces of h have been written
 static_assert(kFirstReady + kFewRows <= kFewCounters);
 
 struct FewStorage : GemmStorage<FewConfig> {
@@ -61,7 +64,9 @@ struct FewStorage : GemmStorage<FewConfig> {
   int num_row_tiles;
   int source[kFewRows];  // of the first GEMM's tokens: the row that a routed row reads
   int tickets[kTickets];
+  alignas(16) float few_sums[kFinishers][FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
   std::uint64_t ticket_full[kTickets], ticket_empty[kTickets];
+  std::uint64_t sums_full[kFinishers], sums_empty[kFinishers];
 };
 
 // ---- Helpers
@@ -72,14 +77,13 @@ __device__ inline void list_rows(const FewParams& p, FewStorage& s) {
   const int expert =
       lane < p.pairs ? cuda::expert_of_pair(p.ids, p.routing_weights, p.experts, lane) : -1;
   int row = 0, earlier = 0, all = 0;  // rows before; those of this expert before and altogether
-#pragma unroll
-  for (int other = 0; other < kFewRows; ++other) {
+#pragma unroll 1
+  for (int other = 0; other < p.pairs; ++other) {
     const int theirs = __shfl_sync(~0u, expert, other);
-    if (theirs < 0 || theirs > expert) continue;
-    const bool same = theirs == expert;
+    const bool same = theirs == expert, before = same && other < lane;
     all += same;
-    earlier += same && other < lane;
-    row += !same || other < lane;
+    earlier += before;
+    row += before || (theirs >= 0 && theirs < expert);
   }
   const bool begins = expert >= 0 && earlier % FewConfig::kTokens == 0;
   const unsigned beginnings = __reduce_or_sync(~0u, begins ? 1u << row : 0);
@@ -138,161 +142,195 @@ __device__ inline void produce_weights(int ticket, const FewParams& p, FewStorag
     if (piece.gemm == 2) return;
     ticket = take_ticket(p);
     const FewParams::Gemm& gemm = p.gemms[piece.gemm];
-    const RowTile& rows = s.row_tiles[piece.row_tile];
-    const int chunks = chunks_of(gemm), token_bytes = rows.rows * 128;
-    const std::uint8_t* from =
-        gemm.weights +
-        (static_cast<std::int64_t>(rows.expert) * gemm.tiles + piece.weight_tile) * chunks * kBytes;
+    const int chunks = chunks_of(gemm), tile = s.row_tiles[piece.row_tile].expert * gemm.tiles + piece.weight_tile;
+    const std::uint8_t* from = gemm.weights + static_cast<std::int64_t>(tile) * chunks * kBytes;
     for (int chunk = 0; chunk < chunks; chunk += kChunks) {
-      const int present = min(chunks - chunk, kChunks);
+      const int bytes = min(chunks - chunk, kChunks) * kBytes;
       ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
       if (ptx::elect_one()) {
-        ptx::mbarrier_arrive_expect(&s.full[ring.index], present * (kBytes + token_bytes));
-        ptx::bulk_copy(s.weights[ring.index][0], from, present * kBytes, &s.full[ring.index]);
+        ptx::mbarrier_arrive_expect(&s.full[ring.index], bytes);
+        ptx::bulk_copy(s.weights[ring.index][0], from, bytes, &s.full[ring.index]);
       }
       __syncwarp();
-      from += kChunks * kBytes;
+      from += bytes;
       ring.advance<FewConfig::kStages>();
     }
   }
 }
 
-// Chunks by turns. Their bytes may be there before the weights' producer has announced them: the phase ends
-// with it.
-__device__ inline void produce_tokens(std::uint32_t parts_of_h, int warp, const FewParams& p, FewStorage& s) {
+// A row's columns of a stage, in vectors of eight, to where wgmma reads them: the row `to` of
+// 128 bytes of each chunk's tile, its vectors of 16 bytes swapped by the row's number.
+class StageRow {
+ public:
+  __device__ StageRow(const bf16* row, int first_col, int cols) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int col = first_col + vector(i) * 8;
+      vectors_[i] = col < cols ? __ldcg(reinterpret_cast<const uint4*>(row + col)) : uint4{};
+    }
+  }
+  __device__ void store(std::uint8_t (*chunks)[FewConfig::kTokenTileBytes], int to) const {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      std::uint8_t* at = chunks[vector(i) / 8] + to * 128 + (vector(i) % 8 ^ to) * 16;
+      *reinterpret_cast<uint4*>(at) = vectors_[i];
+    }
+  }
+
+ private:
+  static constexpr int kVectors = FewConfig::kStageChunks * FewConfig::kChunkCols / 8 / 32;  // of a lane
+  static __device__ int vector(int i) { return i * 32 + static_cast<int>(threadIdx.x % 32); }
+  uint4 vectors_[kVectors];
+};
+
+// One of the warps that take stages by turns. NOTE: not the copy engine: a copy of 128 bytes takes it as long
+// as one of a whole chunk of weights.
+__device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
   if (!p.gathers) cuda::await_previous_kernel();
   StageRing ring, tickets;
+  int turn = 0;
   for (;;) {
     const FewPiece piece = next_piece(tickets, p, s);
     if (piece.gemm == 2) return;
     const FewParams::Gemm& gemm = p.gemms[piece.gemm];
     const RowTile tile = s.row_tiles[piece.row_tile];
-    const int rows = uniform(tile.rows), chunks = chunks_of(gemm);
-    if (piece.gemm == 1 && ptx::elect_one()) {
-      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != parts_of_h) {
+    const int chunks = chunks_of(gemm);
+    if (piece.gemm == 1) {
+      const auto pieces = static_cast<std::uint32_t>(p.gemms[0].tiles);
+      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != pieces) {
       }
-      ptx::fence_async_proxy_global();
     }
-    __syncwarp();
     for (int chunk = 0; chunk < chunks; chunk += kChunks) {
-      ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-      if (ptx::elect_one()) {
-        for (int part = warp; part < min(chunks - chunk, kChunks); part += kTokenWarps) {
-          for (int row = 0; row < rows; ++row) {
-            const int from = tile.first_row + row;
-            ptx::tensor_copy(s.tokens[ring.index][part] + row * 128, &gemm.tokens,
-                             (chunk + part) * FewConfig::kChunkCols,
-                             piece.gemm == 0 ? s.source[from] : from, &s.full[ring.index]);
-          }
+      if (turn == warp) {
+        for (int row = 0; row < tile.rows; ++row) {
+          const int from = tile.first_row + row;
+          const StageRow columns(gemm.tokens + (piece.gemm == 0 ? s.source[from] : from) * gemm.token_stride,
+                                 chunk * FewConfig::kChunkCols, gemm.cols);
+          if (row == 0) ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
+          columns.store(s.tokens[ring.index], row);
         }
+        ptx::fence_async_proxy();
+        give_back<FewConfig>(&s.full[ring.index]);
       }
-      __syncwarp();
+      turn = (turn + 1) % kTokenWarps;
       ring.advance<FewConfig::kStages>();
     }
   }
 }
 
-// Warps that finish() has write a piece of the first GEMM.
-template <class First>
-inline constexpr int kWritingWarps = FewConfig::kTokens * (kTileRows / First::kItemRows) / 32;
-
-template <class First>
-__device__ __forceinline__ void consume(const FewParams& p, const First& first, const PlainEpilogue& second,
-                                        FewStorage& s) {
-  const int thread = thread_index();
-  StageRing ring, tickets;
-  Piece turns(0);
-  bool waited = false;
-  for (;; turns.advance(1)) {
+// Warpgroups that share the K of a piece leave their sums for the warp that finishes it.
+__device__ __forceinline__ void consume(const FewParams& p, FewStorage& s) {
+  StageRing ring, tickets, buffers;
+  for (;;) {
     const FewPiece piece = next_piece(tickets, p, s);
-    if (piece.gemm == 2) break;
-    const FewParams::Gemm& gemm = p.gemms[piece.gemm];
-    const RowTile rows = s.row_tiles[piece.row_tile];
-    const int expert = uniform(rows.expert);
-    const float2 weight_scale = piece.gemm == 0 ? first.expert_scales(expert) : second.expert_scales(expert);
-    const auto note_work = [&] {
-      Work<FewConfig>& work = s.work[0][turns.turn()];
-      if (thread == 0) work.tile = {expert, rows.rows, rows.first_row, 0, piece.weight_tile, 1};
-      if (thread >= rows.rows) return;
-      const std::int64_t row = rows.first_row + thread;
-      work.scales[thread] = piece.gemm == 0 ? first.token_scales(row) : second.token_scales(row);
-    };
-    // Scales of tokens may be the kernel before's: the first sums are made while it runs.
-    if (waited) note_work();
+    if (piece.gemm == 2) return;
     const Consumer<FewConfig> consumer(s);
     Accumulators<FewConfig, FewConfig::kTokens> acc;
-    consumer.template multiply<FewConfig::kTokens>(chunks_of(gemm), s, ring, acc);
-    if (!waited) {
-      cuda::await_previous_kernel();
-      note_work();
-      waited = true;
-    }
-    sync_consumers<FewConfig>();
-    if (piece.gemm == 0) {
-      finish<FewConfig, FewConfig::kTokens>(first, turns, weight_scale, s, acc);
-      __syncwarp();
-      if (thread < 32 * kWritingWarps<First> && thread % 32 == 0)
-        ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
-    } else {
-      finish<FewConfig, FewConfig::kTokens>(second, turns, weight_scale, s, acc);
-    }
+    consumer.template multiply<FewConfig::kTokens>(chunks_of(p.gemms[piece.gemm]), s, ring, acc);
+    ptx::mbarrier_wait(&s.sums_empty[buffers.index], buffers.parity ^ 1);
+    put_sums<FewConfig, FewConfig::kTokens>(&s.few_sums[buffers.index][consumer.place.part], 0, acc);
+    give_back<FewConfig>(&s.sums_full[buffers.index]);
+    buffers.advance<kFinishers>();
   }
-  // Whoever waits for this kernel counts on those before it.
-  if (!waited) cuda::await_previous_kernel();
+}
+
+// Sums to what leaves the chip. All lanes go through it together.
+template <class Epilogue>
+__device__ __forceinline__ void finish_piece(const Epilogue& epilogue, const Tile& tile, float2 weight_scale,
+                                             float (*sums)[FewConfig::kPitch]) {
+  constexpr int kItems = kTileRows / Epilogue::kItemRows;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x % 32); i < (tile.rows * kItems + 31) / 32 * 32; i += 32) {
+    const int token = i / kItems;
+    const TokenScales scales =
+        token < tile.rows ? epilogue.token_scales(tile.first_row + token) : TokenScales{};
+    epilogue.run(tile, tile.weight_tile, token, i % kItems, scales, weight_scale,
+                 ItemSums<FewConfig>{sums[token]});
+  }
+}
+
+// A warp that finishes pieces, taking turns with the others.
+template <class First>
+__device__ __forceinline__ void finish(int finisher, const FewParams& p, const First& first,
+                                       const PlainEpilogue& second, FewStorage& s) {
+  // Scales of tokens may be the kernel's before. Whoever waits for this one counts on those before it, too.
+  cuda::await_previous_kernel();
+  StageRing tickets;
+  std::uint32_t parity = 0;
+  for (int turn = 0;; turn = (turn + 1) % kFinishers) {
+    const FewPiece piece = next_piece(tickets, p, s);
+    if (piece.gemm == 2) return;
+    if (turn != finisher) continue;
+    const RowTile& rows = s.row_tiles[piece.row_tile];
+    const Tile tile{rows.expert, rows.rows, rows.first_row, 0, piece.weight_tile, 1};
+    const float2 weight_scale =
+        piece.gemm == 0 ? first.expert_scales(tile.expert) : second.expert_scales(tile.expert);
+    ptx::mbarrier_wait(&s.sums_full[finisher], parity);
+    parity ^= 1;
+    if (piece.gemm == 0) {
+      finish_piece(first, tile, weight_scale, s.few_sums[finisher][0]);
+      __syncwarp();
+      if (ptx::elect_one()) ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
+    } else {
+      finish_piece(second, tile, weight_scale, s.few_sums[finisher][0]);
+    }
+    give_back<FewConfig>(&s.sums_empty[finisher]);
+  }
 }
 
 // ---- Kernel
 
 template <class First>
-__global__ void __launch_bounds__(FewConfig::kThreads, 1)
+__global__ void __launch_bounds__(kFewThreads, 1)
     few_rows_kernel(const __grid_constant__ FewParams p, const __grid_constant__ First first,
                     const __grid_constant__ PlainEpilogue second) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::uint8_t shared[];
   auto& s = *reinterpret_cast<FewStorage*>(shared);
-  constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32;
-  const int thread = static_cast<int>(threadIdx.x), warp = uniform(thread / 32);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
 
-  // Set-up.
-  int ticket = 0;
+  // Weights, whose producer sets up what the others wait for.
   if (warp == kConsumerWarps) {
-    ticket = take_ticket(p);
+    const int ticket = take_ticket(p);
     if (ptx::elect_one()) {
       for (int stage = 0; stage < FewConfig::kStages; ++stage) {
-        ptx::mbarrier_init(&s.full[stage], 1);  // and the bytes
+        ptx::mbarrier_init(&s.full[stage], 2);  // and the bytes
         ptx::mbarrier_init(&s.empty[stage], kConsumerWarps);
       }
       for (int i = 0; i < kTickets; ++i) {
         ptx::mbarrier_init(&s.ticket_full[i], 1);
-        ptx::mbarrier_init(&s.ticket_empty[i], kConsumerWarps + kTokenWarps);
+        ptx::mbarrier_init(&s.ticket_empty[i], kConsumerWarps + kTokenWarps + kFinishers);
+      }
+      for (int i = 0; i < kFinishers; ++i) {
+        ptx::mbarrier_init(&s.sums_full[i], kConsumerWarps);
+        ptx::mbarrier_init(&s.sums_empty[i], 1);
       }
       ptx::mbarrier_init_fence();
     }
-  } else if (warp == 0) {
     list_rows(p, s);
+    asm volatile("bar.arrive 1, %0;" ::"n"(kFewThreads) : "memory");
+    produce_weights(ticket, p, s);
+    return;
   }
   // A tile's unused rows are never written. What comes of them is not used, but NaN would take the way of what
   // hardly ever happens.
-  for (int i = thread; i < static_cast<int>(sizeof(s.tokens) / 16); i += FewConfig::kThreads)
-    reinterpret_cast<uint4*>(s.tokens)[i] = {};
-  for (int i = thread; i < static_cast<int>(sizeof(s.work) / 4); i += FewConfig::kThreads)
-    reinterpret_cast<std::uint32_t*>(s.work)[i] = 0;
-  ptx::fence_async_proxy();
-  __syncthreads();
-
-  // Roles.
   if (warp < kConsumerWarps) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(FewConfig::kConsumerRegs));
-    consume(p, first, second, s);
-  } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FewConfig::kProducerRegs));
-    if (warp == kConsumerWarps) {
-      produce_weights(ticket, p, s);
-    } else {
-      produce_tokens(static_cast<std::uint32_t>(p.gemms[0].tiles * kWritingWarps<First>),
-                     warp - kConsumerWarps - 1, p, s);
+    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(s.tokens) / 16);
+         i += FewConfig::kConsumerThreads) {
+      reinterpret_cast<uint4*>(s.tokens)[i] = {};
     }
+    ptx::fence_async_proxy();
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(kFewThreads) : "memory");
+
+  // The other roles.
+  if (warp < kConsumerWarps) {
+    consume(p, s);
+  } else if (warp <= kConsumerWarps + kTokenWarps) {
+    produce_tokens(warp - kConsumerWarps - 1, p, s);
+  } else {
+    finish(warp - kConsumerWarps - 1 - kTokenWarps, p, first, second, s);
   }
 #else
   __trap();

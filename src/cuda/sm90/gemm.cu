@@ -178,21 +178,13 @@ PlainEpilogue epilogue_of(const Gemm2& call) {
   return {call.in.weight_rows, tokens_in(call.in), call.weight_scales, call.bias, call.out};
 }
 
-// Tokens in boxes of one row, for they may lie anywhere.
-cudaError_t describe_few(const GroupedInput& in, WeightRole role, FewParams::Gemm* gemm) {
-  gemm->weights = in.weights;
-  gemm->tiles = static_cast<int>(tiles_of(role, in.weight_rows));
-  gemm->cols = static_cast<int>(in.cols);
+FewParams::Gemm few_params(const GroupedInput& in, WeightRole role) {
   const bool decoded = in.tokens.format == ActivationFormat::kNvfp4;
-  return describe({.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                   .data = in.tokens.values,
-                   .rows = decoded ? in.max_rows : in.tokens.rows,
-                   .cols = in.cols,
-                   .row_bytes = (decoded ? in.cols : in.tokens.row_stride) * 2,
-                   .box_rows = 1,
-                   .box_cols = FewConfig::kChunkCols,
-                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B},
-                  &gemm->tokens);
+  return {.tokens = in.tokens.values,
+          .token_stride = decoded ? in.cols : in.tokens.row_stride,
+          .weights = in.weights,
+          .tiles = static_cast<int>(tiles_of(role, in.weight_rows)),
+          .cols = static_cast<int>(in.cols)};
 }
 
 }  // namespace
@@ -224,9 +216,9 @@ cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream) {
   params.gathers = first.tokens.format == ActivationFormat::kBf16;
   params.counters = call.counters;
   return with_epilogue(call.first, [&](WeightRole role, const auto& epilogue) {
-    cudaError_t status = describe_few(first, role, &params.gemms[0]);
-    if (status == cudaSuccess) status = describe_few(second, WeightRole::kPlain, &params.gemms[1]);
-    return status == cudaSuccess ? launch_few(params, epilogue, epilogue_of(call.second), stream) : status;
+    params.gemms[0] = few_params(first, role);
+    params.gemms[1] = few_params(second, WeightRole::kPlain);
+    return launch_few(params, epilogue, epilogue_of(call.second), stream);
   });
 }
 
