@@ -9,7 +9,7 @@ namespace megamoe::cuda {
 
 inline constexpr int kMaxSortedExperts = 1024;
 inline constexpr unsigned long long kNoBadId = ~0ull;
-inline constexpr int kSortCounters = 32;
+inline constexpr int kSortCounters = 64;
 
 struct SortParams {
   const std::int32_t* ids = nullptr;  // [tokens, top_k]; -1 is left out

@@ -7,12 +7,14 @@
 // out by itself: they stream from the first moment on, through the end of one GEMM and into the next, a ring
 // of stages ahead.
 //
+//   Config    stages, warps
 //   Params    pointers and sizes
 //   Storage   shared memory
 //   Helpers   rows, tickets, producers, consumers
 //   Kernel    set-up and roles
 #pragma once
 
+#include "cuda/combine.cuh"
 #include "cuda/pairs.cuh"
 #include "cuda/ptx/flag.h"
 #include "cuda/sm90/epilogue.cuh"
@@ -21,7 +23,16 @@
 
 namespace megamoe::sm90 {
 
-using FewConfig = GemmConfig<OperandType::kBf16, 8, 1, 4>;
+// ---- Config
+
+// Few long stages: asking for one, and giving it back, costs as much as a chunk.
+struct FewConfig : GemmConfig<OperandType::kBf16, 8, 1, 4> {
+  static constexpr int kStageChunks = 4 * kSplit, kStages = 4;
+};
+// Warps: consumers, a producer of weights, producers of tokens, and those that finish pieces.
+inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = 3, kFinishers = 2;
+inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + kFinishers);
+inline constexpr int kPieces = 8;  // announced at a time
 
 // ---- Params
 
@@ -41,6 +52,8 @@ struct FewParams {
   // The first GEMM's tokens are the layer's, there since before the kernel ahead began; else they are in
   // expert order, and that kernel writes them.
   bool gathers;
+  cuda::CombineParams combine;  // nothing shared
+  bool combines_aligned;
   std::uint32_t* counters;  // [kFewCounters], 0: as in FewGemms
 };
 
@@ -51,31 +64,44 @@ struct RowTile {
   int expert, rows, first_row;
 };
 
-inline constexpr int kTickets = 8;       // under way
-// Warps: consumers, a producer of weights, producers of tokens, and those that finish pieces.
-inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = 3, kFinishers = 2;
-inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + kFinishers);
+struct FewPiece {
+  int gemm;  // 2: there is none
+  int chunks;
+  int row_tile;
+  int weight_tile;
+};
+
 inline constexpr int kNextTicket = 0;  // the counters: the next piece,
 inline constexpr int kFirstReady = 1;  // and for each row tile how many pieces of h have been written
-static_assert(kFirstReady + kFewRows <= kFewCounters);
+inline constexpr int kFirstDone = 32;  // and for each group of tiles of y's columns how many are there
+inline constexpr int kGroups = kFewCounters - kFirstDone;
+static_assert(kFirstReady + kFewRows <= kFirstDone);
 
-struct FewStorage : GemmStorage<FewConfig> {
+struct alignas(1024) FewStorage {
+  std::uint8_t tokens[FewConfig::kStages][FewConfig::kStageChunks][FewConfig::kTokenTileBytes];
+  alignas(128) std::uint8_t weights[FewConfig::kStages][1][FewConfig::kStageChunks][FewConfig::kChunkBytes];
+  // Accumulators in passing.
+  alignas(16) float sums[kFinishers][FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
+  alignas(16) FewPiece pieces[kPieces];
   RowTile row_tiles[kFewRows];
   int num_row_tiles;
   int source[kFewRows];  // of the first GEMM's tokens: the row that a routed row reads
-  int tickets[kTickets];
-  alignas(16) float few_sums[kFinishers][FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
-  std::uint64_t ticket_full[kTickets], ticket_empty[kTickets];
+  std::uint64_t full[FewConfig::kStages], empty[FewConfig::kStages];
+  std::uint64_t piece_full[kPieces], piece_empty[kPieces];
   std::uint64_t sums_full[kFinishers], sums_empty[kFinishers];
 };
 
 // ---- Helpers
 
-// Sorts the pairs. A warp calls it.
-__device__ inline void list_rows(const FewParams& p, FewStorage& s) {
+// The expert of a lane's pair, or -1.
+__device__ inline int expert_of_lane(const FewParams& p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int expert =
-      lane < p.pairs ? cuda::expert_of_pair(p.ids, p.routing_weights, p.experts, lane) : -1;
+  return lane < p.pairs ? cuda::expert_of_pair(p.ids, p.routing_weights, p.experts, lane) : -1;
+}
+
+// Sorts the pairs. A warp calls it.
+__device__ inline void list_rows(int expert, const FewParams& p, FewStorage& s) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
   int row = 0, earlier = 0, all = 0;  // rows before; those of this expert before and altogether
 #pragma unroll 1
   for (int other = 0; other < p.pairs; ++other) {
@@ -88,68 +114,65 @@ __device__ inline void list_rows(const FewParams& p, FewStorage& s) {
   const bool begins = expert >= 0 && earlier % FewConfig::kTokens == 0;
   const unsigned beginnings = __reduce_or_sync(~0u, begins ? 1u << row : 0);
   if (begins) {
-    s.row_tiles[__popc(beginnings & ((1u << row) - 1))] = {expert, min(all - earlier, FewConfig::kTokens), row};
+    s.row_tiles[__popc(beginnings & ((1u << row) - 1))] = {expert, min(all - earlier, FewConfig::kTokens),
+                                                           row};
   }
   if (expert >= 0) s.source[row] = p.gathers ? lane / p.top_k : row;
   if (lane == 0) s.num_row_tiles = __popc(beginnings);
+  __syncwarp();
 }
 
-struct FewPiece {
-  int gemm;  // 2: there is none
-  int row_tile;
-  int weight_tile;
-};
-__device__ inline FewPiece piece_of(int ticket, const FewParams& p, const FewStorage& s) {
-  const int row_tiles = uniform(s.num_row_tiles);
-  for (int gemm = 0; gemm < 2; ++gemm) {
-    const int tiles = p.gemms[gemm].tiles;
-    if (ticket < row_tiles * tiles) return {gemm, ticket / tiles, ticket % tiles};
-    ticket -= row_tiles * tiles;
-  }
-  return {2, 0, 0};
-}
-
-__device__ inline int chunks_of(const FewParams::Gemm& gemm) {
-  return static_cast<int>(chunks_of(FewConfig::kType, gemm.cols));
-}
-
-// The next of the pieces that the weights' producer has announced. A warp's lanes call it together.
-__device__ inline FewPiece next_piece(StageRing& ring, const FewParams& p, FewStorage& s) {
-  ptx::mbarrier_wait(&s.ticket_full[ring.index], ring.parity);
-  const int ticket = uniform(s.tickets[ring.index]);
-  if (ptx::elect_one()) ptx::mbarrier_arrive(&s.ticket_empty[ring.index]);
-  ring.advance<kTickets>();
-  return piece_of(ticket, p, s);
+// The next of the announced pieces. A warp's lanes call it together.
+__device__ inline FewPiece next_piece(StageRing& ring, FewStorage& s) {
+  ptx::mbarrier_wait(&s.piece_full[ring.index], ring.parity);
+  const FewPiece piece = s.pieces[ring.index];
+  const FewPiece result{uniform(piece.gemm), uniform(piece.chunks), uniform(piece.row_tile),
+                        uniform(piece.weight_tile)};
+  if (ptx::elect_one()) ptx::mbarrier_arrive(&s.piece_empty[ring.index]);
+  ring.advance<kPieces>();
+  return result;
 }
 
 __device__ inline int take_ticket(const FewParams& p) {
   return threadIdx.x % 32 == 0 ? static_cast<int>(atomicAdd(&p.counters[kNextTicket], 1)) : 0;
 }
 
-// `ticket`: lane 0 has the first one. The next is asked for a piece ahead.
+__device__ inline FewPiece piece_of(int ticket, const FewParams& p, const FewStorage& s) {
+  const int row_tiles = uniform(s.num_row_tiles);
+  for (int gemm = 0; gemm < 2; ++gemm) {
+    const int tiles = p.gemms[gemm].tiles;
+    if (ticket < row_tiles * tiles) {
+      return {gemm, static_cast<int>(chunks_of(FewConfig::kType, p.gemms[gemm].cols)), ticket / tiles,
+              ticket % tiles};
+    }
+    ticket -= row_tiles * tiles;
+  }
+  return {2, 0, 0, 0};
+}
+
+// Announces pieces and starts copying their weights. `ticket`: lane 0 has the first one. NOTE: the next is
+// taken as late as can be: the CTA that takes it should be the first to have done with the pieces it has.
 __device__ inline void produce_weights(int ticket, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks, kBytes = FewConfig::kChunkBytes;
-  StageRing ring, tickets;
-  for (;;) {
-    ticket = uniform(ticket);
-    ptx::mbarrier_wait(&s.ticket_empty[tickets.index], tickets.parity ^ 1);
+  StageRing ring, pieces;
+  for (;; ticket = take_ticket(p)) {
+    const FewPiece piece = piece_of(uniform(ticket), p, s);
+    ptx::mbarrier_wait(&s.piece_empty[pieces.index], pieces.parity ^ 1);
     if (ptx::elect_one()) {
-      s.tickets[tickets.index] = ticket;
-      ptx::mbarrier_arrive(&s.ticket_full[tickets.index]);
+      s.pieces[pieces.index] = piece;
+      ptx::mbarrier_arrive(&s.piece_full[pieces.index]);
     }
-    tickets.advance<kTickets>();
-    const FewPiece piece = piece_of(ticket, p, s);
+    pieces.advance<kPieces>();
     if (piece.gemm == 2) return;
-    ticket = take_ticket(p);
     const FewParams::Gemm& gemm = p.gemms[piece.gemm];
-    const int chunks = chunks_of(gemm), tile = s.row_tiles[piece.row_tile].expert * gemm.tiles + piece.weight_tile;
-    const std::uint8_t* from = gemm.weights + static_cast<std::int64_t>(tile) * chunks * kBytes;
-    for (int chunk = 0; chunk < chunks; chunk += kChunks) {
-      const int bytes = min(chunks - chunk, kChunks) * kBytes;
+    const int tile = s.row_tiles[piece.row_tile].expert * gemm.tiles + piece.weight_tile;
+    const std::uint8_t* from = gemm.weights + static_cast<std::int64_t>(tile) * piece.chunks * kBytes;
+    for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
+      const int bytes = min(piece.chunks - chunk, kChunks) * kBytes;
       ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
       if (ptx::elect_one()) {
         ptx::mbarrier_arrive_expect(&s.full[ring.index], bytes);
-        ptx::bulk_copy(s.weights[ring.index][0], from, bytes, &s.full[ring.index]);
+        ptx::bulk_copy(s.weights[ring.index], from, bytes, &s.full[ring.index]);
       }
       __syncwarp();
       from += bytes;
@@ -188,20 +211,19 @@ class StageRow {
 __device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
   if (!p.gathers) cuda::await_previous_kernel();
-  StageRing ring, tickets;
+  StageRing ring, pieces;
   int turn = 0;
   for (;;) {
-    const FewPiece piece = next_piece(tickets, p, s);
+    const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
     const FewParams::Gemm& gemm = p.gemms[piece.gemm];
     const RowTile tile = s.row_tiles[piece.row_tile];
-    const int chunks = chunks_of(gemm);
     if (piece.gemm == 1) {
-      const auto pieces = static_cast<std::uint32_t>(p.gemms[0].tiles);
-      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != pieces) {
+      const auto all = static_cast<std::uint32_t>(p.gemms[0].tiles);
+      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != all) {
       }
     }
-    for (int chunk = 0; chunk < chunks; chunk += kChunks) {
+    for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
       if (turn == warp) {
         for (int row = 0; row < tile.rows; ++row) {
           const int from = tile.first_row + row;
@@ -220,16 +242,16 @@ __device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& 
 }
 
 // Warpgroups that share the K of a piece leave their sums for the warp that finishes it.
-__device__ __forceinline__ void consume(const FewParams& p, FewStorage& s) {
-  StageRing ring, tickets, buffers;
+__device__ __forceinline__ void consume(FewStorage& s) {
+  StageRing ring, pieces, buffers;
   for (;;) {
-    const FewPiece piece = next_piece(tickets, p, s);
+    const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
     const Consumer<FewConfig> consumer(s);
     Accumulators<FewConfig, FewConfig::kTokens> acc;
-    consumer.template multiply<FewConfig::kTokens>(chunks_of(p.gemms[piece.gemm]), s, ring, acc);
+    consumer.template multiply<FewConfig::kTokens>(piece.chunks, s, ring, acc);
     ptx::mbarrier_wait(&s.sums_empty[buffers.index], buffers.parity ^ 1);
-    put_sums<FewConfig, FewConfig::kTokens>(&s.few_sums[buffers.index][consumer.place.part], 0, acc);
+    put_sums<FewConfig, FewConfig::kTokens>(&s.sums[buffers.index][consumer.place.part], 0, acc);
     give_back<FewConfig>(&s.sums_full[buffers.index]);
     buffers.advance<kFinishers>();
   }
@@ -250,16 +272,43 @@ __device__ __forceinline__ void finish_piece(const Epilogue& epilogue, const Til
   }
 }
 
+// All tokens' columns of a group of weight tiles of the second GEMM.
+__device__ inline void combine_group(int group, int group_tiles, const FewParams& p) {
+  const int first = group * group_tiles * kTileRows,
+            quads = (min(static_cast<int>(p.combine.hidden), first + group_tiles * kTileRows) - first) / 4;
+  const int all = static_cast<int>(p.combine.tokens) * quads;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < all; i += 32)
+    cuda::combine_four(p.combine, i / quads, first + i % quads * 4, p.combines_aligned);
+}
+
+// Counts a piece of the second GEMM; where its group's are all there, adds them up.
+__device__ inline void note_done(int weight_tile, int group_tiles, const FewParams& p, const FewStorage& s) {
+  const int group = weight_tile / group_tiles;
+  const int tiles = min(group_tiles, p.gemms[1].tiles - group * group_tiles);
+  std::uint32_t before = 0;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) before = ptx::fetch_add(&p.counters[kFirstDone + group], 1);
+  __syncwarp();
+  if (uniform(static_cast<int>(before)) + 1 == tiles * s.num_row_tiles) combine_group(group, group_tiles, p);
+}
+
 // A warp that finishes pieces, taking turns with the others.
 template <class First>
 __device__ __forceinline__ void finish(int finisher, const FewParams& p, const First& first,
                                        const PlainEpilogue& second, FewStorage& s) {
   // Scales of tokens may be the kernel's before. Whoever waits for this one counts on those before it, too.
   cuda::await_previous_kernel();
-  StageRing tickets;
+  const int group_tiles = (p.gemms[1].tiles + kGroups - 1) / kGroups;
+  if (s.num_row_tiles == 0 && finisher == 0) {
+    for (int group = static_cast<int>(blockIdx.x); group * group_tiles < p.gemms[1].tiles;
+         group += static_cast<int>(gridDim.x)) {
+      combine_group(group, group_tiles, p);
+    }
+  }
+  StageRing pieces;
   std::uint32_t parity = 0;
   for (int turn = 0;; turn = (turn + 1) % kFinishers) {
-    const FewPiece piece = next_piece(tickets, p, s);
+    const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
     if (turn != finisher) continue;
     const RowTile& rows = s.row_tiles[piece.row_tile];
@@ -269,11 +318,12 @@ __device__ __forceinline__ void finish(int finisher, const FewParams& p, const F
     ptx::mbarrier_wait(&s.sums_full[finisher], parity);
     parity ^= 1;
     if (piece.gemm == 0) {
-      finish_piece(first, tile, weight_scale, s.few_sums[finisher][0]);
+      finish_piece(first, tile, weight_scale, s.sums[finisher][0]);
       __syncwarp();
       if (ptx::elect_one()) ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
     } else {
-      finish_piece(second, tile, weight_scale, s.few_sums[finisher][0]);
+      finish_piece(second, tile, weight_scale, s.sums[finisher][0]);
+      note_done(tile.weight_tile, group_tiles, p, s);
     }
     give_back<FewConfig>(&s.sums_empty[finisher]);
   }
@@ -292,15 +342,15 @@ __global__ void __launch_bounds__(kFewThreads, 1)
 
   // Weights, whose producer sets up what the others wait for.
   if (warp == kConsumerWarps) {
-    const int ticket = take_ticket(p);
+    const int expert = expert_of_lane(p), ticket = take_ticket(p);
     if (ptx::elect_one()) {
-      for (int stage = 0; stage < FewConfig::kStages; ++stage) {
-        ptx::mbarrier_init(&s.full[stage], 2);  // and the bytes
-        ptx::mbarrier_init(&s.empty[stage], kConsumerWarps);
+      for (int i = 0; i < FewConfig::kStages; ++i) {
+        ptx::mbarrier_init(&s.full[i], 2);  // and the bytes
+        ptx::mbarrier_init(&s.empty[i], kConsumerWarps);
       }
-      for (int i = 0; i < kTickets; ++i) {
-        ptx::mbarrier_init(&s.ticket_full[i], 1);
-        ptx::mbarrier_init(&s.ticket_empty[i], kConsumerWarps + kTokenWarps + kFinishers);
+      for (int i = 0; i < kPieces; ++i) {
+        ptx::mbarrier_init(&s.piece_full[i], 1);
+        ptx::mbarrier_init(&s.piece_empty[i], kConsumerWarps + kTokenWarps + kFinishers);
       }
       for (int i = 0; i < kFinishers; ++i) {
         ptx::mbarrier_init(&s.sums_full[i], kConsumerWarps);
@@ -308,7 +358,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       }
       ptx::mbarrier_init_fence();
     }
-    list_rows(p, s);
+    list_rows(expert, p, s);
     asm volatile("bar.arrive 1, %0;" ::"n"(kFewThreads) : "memory");
     produce_weights(ticket, p, s);
     return;
@@ -326,7 +376,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
 
   // The other roles.
   if (warp < kConsumerWarps) {
-    consume(p, s);
+    consume(s);
   } else if (warp <= kConsumerWarps + kTokenWarps) {
     produce_tokens(warp - kConsumerWarps - 1, p, s);
   } else {

@@ -206,6 +206,7 @@ cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream) {
                           (in->tokens.format == ActivationFormat::kNvfp4 && in->decoded);
     if (!valid(*in) || !readable || in->max_rows > kFewRows) return cudaErrorInvalidValue;
   }
+  if (call.combine.shared != nullptr) return cudaErrorInvalidValue;
   if (first.max_rows == 0) return cudaSuccess;
   FewParams params{};
   params.ids = call.ids;
@@ -214,6 +215,8 @@ cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream) {
   params.top_k = call.top_k;
   params.experts = first.experts;
   params.gathers = first.tokens.format == ActivationFormat::kBf16;
+  params.combine = call.combine;
+  params.combines_aligned = cuda::combines_aligned(call.combine);
   params.counters = call.counters;
   return with_epilogue(call.first, [&](WeightRole role, const auto& epilogue) {
     params.gemms[0] = few_params(first, role);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "cuda/combine.h"
 #include "cuda/sm90/weight_layout.h"
 #include "megamoe/layer.h"
 
@@ -97,13 +98,14 @@ struct Gemm2 {
 };
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
-// Both in one launch, for at most kFewRows rows and operands that are BF16; the bits are those of gemm1() and
-// gemm2() with the tile {8, 1}. The second GEMM reads what the first one writes.
-inline constexpr int kFewRows = 16, kFewCounters = 32;
+// Both in one launch, and combine(), for at most kFewRows rows and operands that are BF16; the bits are those of gemm1() and
+// gemm2() with the tile {8, 1}.
+inline constexpr int kFewRows = 16, kFewCounters = 64;
 struct FewGemms {
   Gemm1 first;   // BF16 tokens with `gather`, or NVFP4 ones that are decoded; `gather` is read by token scales
                  // alone, the offsets and the workspace are not needed
-  Gemm2 second;  // its tokens in the form that the first one writes, decoded
+  Gemm2 second;  // its tokens are what the first one writes, decoded
+  cuda::CombineParams combine;  // of what the second one writes; nothing shared
   // The pairs that become rows. The kernel ahead waits for the one before it and writes neither these nor
   // weights, nor BF16 tokens.
   const std::int32_t* ids = nullptr;       // [tokens, top_k]; out of range: no row

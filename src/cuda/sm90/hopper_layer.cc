@@ -162,9 +162,10 @@ bool HopperLayer::few(ActivationFormat activations, const Routing& routing) cons
 cudaError_t HopperLayer::few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_is_gathered,
                                           const Routing& routing, L1Output mode, const ActivationRows& h,
                                           unsigned long long* saturated, float* out,
-                                          cudaStream_t stream) const {
+                                          const cuda::CombineParams& combine, cudaStream_t stream) const {
   return sm90::few_gemms({.first = first_gemm(x, x_is_gathered, routing, mode, h, saturated, nullptr, true),
                           .second = second_gemm(h, routing, out, nullptr, true),
+                          .combine = combine,
                           .ids = pairs.ids,
                           .routing_weights = pairs.weights,
                           .top_k = routing.top_k,

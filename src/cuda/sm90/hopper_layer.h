@@ -33,7 +33,7 @@ class HopperLayer final : public PreparedLayer {
                            bool in_pass, cudaStream_t stream) const;
   cudaError_t gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
                            bool in_pass, cudaStream_t stream) const;
-  // Both in one launch, where `few` says that they may be, with the same bits: as FewGemms says.
+  // Both in one launch, and combine(), where `few` says that they may be, with the same bits: as FewGemms says.
   bool few(ActivationFormat activations, const Routing& routing) const;
   struct Pairs {
     const std::int32_t* ids;
@@ -42,7 +42,8 @@ class HopperLayer final : public PreparedLayer {
   };
   cudaError_t few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_is_gathered,
                                const Routing& routing, L1Output mode, const ActivationRows& h,
-                               unsigned long long* saturated, float* out, cudaStream_t stream) const;
+                               unsigned long long* saturated, float* out, const cuda::CombineParams& combine,
+                               cudaStream_t stream) const;
   std::int64_t gemm1_workspace_bytes(ActivationFormat format, bool x_is_gathered,
                                      std::int64_t max_rows) const;
   std::int64_t gemm2_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const;

@@ -112,9 +112,8 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   }
   if (b.few) {
     cuda_check(layer_.few_gemms_on_gpu({call.ids, call.weights, b.counters}, x, options_.x_per_row(),
-                                       b.routing, options_.l1, b.h, call.saturated, b.expert_out, stream),
+                                       b.routing, options_.l1, b.h, call.saturated, b.expert_out, combine_params(call, b), stream),
                "starting both GEMMs");
-    combine(call, b, stream);
     return;
   }
   // Offsets are settled for all GEMMs: a launch lies between the sort and each (quantising, or the first
@@ -127,7 +126,7 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   if (!options_.h_fused()) quantize_h(call, b, stream);
   cuda_check(layer_.gemm2_on_gpu(b.h, b.routing, b.expert_out, nullptr, true, stream),
              "starting the second GEMM");
-  combine(call, b, stream);
+  cuda_check(cuda::combine(combine_params(call, b), stream), "starting to combine");
 }
 
 void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
@@ -251,19 +250,17 @@ void HopperPass::quantize_h(const DeviceCall& call, const Buffers& b, cudaStream
              "starting to quantise h");
 }
 
-void HopperPass::combine(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
-  cuda_check(cuda::combine({.expert_out = b.expert_out,
-                            .slot_to_row = b.slot_to_row,
-                            .weights = call.weights,
-                            .shared = b.shared_out,
-                            .shared_factors = b.shared_factors,
-                            .y = call.y.data,
-                            .y_stride = call.y.row_stride,
-                            .tokens = call.y.rows,
-                            .top_k = b.routing.top_k,
-                            .hidden = call.y.cols},
-                           stream),
-             "starting to combine");
+cuda::CombineParams HopperPass::combine_params(const DeviceCall& call, const Buffers& b) const {
+  return {.expert_out = b.expert_out,
+          .slot_to_row = b.slot_to_row,
+          .weights = call.weights,
+          .shared = b.shared_out,
+          .shared_factors = b.shared_factors,
+          .y = call.y.data,
+          .y_stride = call.y.row_stride,
+          .tokens = call.y.rows,
+          .top_k = b.routing.top_k,
+          .hidden = call.y.cols};
 }
 
 std::int64_t HopperPass::run_from_host(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
