@@ -580,7 +580,8 @@ TEST_F(PassTest, TwoThreadsOnTwoStreams) {
 
 // ---- Both GEMMs in one launch
 
-// Routings of few tokens: by turns random, all to one expert, duplicates, somebody left out, ids out of range.
+// Routings of few tokens: by turns random, all to one expert, duplicates, somebody left out, ids out of
+// range.
 Input few_input(const LayerConfig& config, std::int64_t tokens, std::uint64_t turn) {
   Input input = random_input(config, tokens, 2000 + turn);
   for (std::size_t i = 0; i < input.ids.size(); ++i) {
@@ -620,8 +621,12 @@ TEST_F(PassTest, FewRowsEqualTheSteps) {
     std::int64_t hidden, intermediate, experts;
     int top_k;
   };
-  for (const Geometry& g : {Geometry{144, 80, 5, 3}, {16, 16, 1, 1}, {2880, 1008, 6, 4}, {4096, 1040, 6, 6},
-                            {528, 16, 40, 8}, {16, 1040, 3, 1}}) {
+  for (const Geometry& g : {Geometry{144, 80, 5, 3},
+                            {16, 16, 1, 1},
+                            {2880, 1008, 6, 4},
+                            {4096, 1040, 6, 6},
+                            {528, 16, 40, 8},
+                            {16, 1040, 3, 1}}) {
     for (LayerKind kind : kKinds) {
       kind.shared = Shared::kNone;
       const LayerConfig config = make_config(g.hidden, g.intermediate, g.experts, g.top_k, kind.activation);
@@ -630,10 +635,9 @@ TEST_F(PassTest, FewRowsEqualTheSteps) {
         MoeLayer moe(layer->weights, options);
         for (const std::int64_t tokens : {1, 2, 16 / g.top_k}) {
           for (std::uint64_t turn = 0; turn < 5; ++turn) {
-            SCOPED_TRACE(::testing::Message()
-                         << g.hidden << " x " << g.intermediate << ", " << g.experts << " experts, "
-                         << kind.name << ", " << describe(options) << ", " << tokens << " tokens, routing "
-                         << turn);
+            SCOPED_TRACE(::testing::Message() << g.hidden << " x " << g.intermediate << ", " << g.experts
+                                              << " experts, " << kind.name << ", " << describe(options)
+                                              << ", " << tokens << " tokens, routing " << turn);
             const Input input = few_input(config, tokens, turn);
             const Outcome want = few_by_steps(moe, input);
             for (const int poison : {0x00, 0x7F, 0xFF})

@@ -11,7 +11,8 @@ __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineParams p, unsigned tiles, bool aligned) {
   await_previous_kernel();
   const std::int64_t token = blockIdx.x / tiles;
-  const std::int64_t col = static_cast<std::int64_t>(blockIdx.x % tiles) * kTileCols + threadIdx.x * kCombineCols;
+  const std::int64_t col =
+      static_cast<std::int64_t>(blockIdx.x % tiles) * kTileCols + threadIdx.x * kCombineCols;
   if (col >= p.hidden) return;
   combine_four(p, token, col, aligned);
 }

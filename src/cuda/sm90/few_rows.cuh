@@ -1,11 +1,11 @@
 // few_rows.cuh: both GEMMs of a layer in one kernel, for so few rows that reading the weights is all that
 // takes time.
 //
-// A piece of work is 64 weight rows, of either GEMM, for the rows of one expert. CTAs take pieces by a ticket,
-// those of the first GEMM before those of the second, so that one who waits for h waits for CTAs that run,
-// however many of them fit on the GPU. Weights depend on nothing but the pairs' experts, which every CTA sorts
-// out by itself: they stream from the first moment on, through the end of one GEMM and into the next, a ring
-// of stages ahead.
+// A piece of work is 64 weight rows, of either GEMM, for the rows of one expert. CTAs take pieces by a
+// ticket, those of the first GEMM before those of the second, so that one who waits for h waits for CTAs that
+// run, however many of them fit on the GPU. Weights depend on nothing but the pairs' experts, which every CTA
+// sorts out by itself: they stream from the first moment on, through the end of one GEMM and into the next, a
+// ring of stages ahead.
 //
 //   Config    stages, warps
 //   Params    pointers and sizes
@@ -29,9 +29,9 @@ namespace megamoe::sm90 {
 struct FewConfig : GemmConfig<OperandType::kBf16, 8, 1, 4> {
   static constexpr int kStageChunks = 4 * kSplit, kStages = 4;
 };
-// Warps: consumers, a producer of weights, producers of tokens, and those that finish pieces.
-inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = 3, kFinishers = 2;
-inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + kFinishers);
+// Warps: consumers, a producer of weights, producers of tokens, and one that finishes pieces.
+inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = 3;
+inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + 1);
 inline constexpr int kPieces = 8;  // announced at a time
 
 // ---- Params
@@ -81,14 +81,13 @@ struct alignas(1024) FewStorage {
   std::uint8_t tokens[FewConfig::kStages][FewConfig::kStageChunks][FewConfig::kTokenTileBytes];
   alignas(128) std::uint8_t weights[FewConfig::kStages][1][FewConfig::kStageChunks][FewConfig::kChunkBytes];
   // Accumulators in passing.
-  alignas(16) float sums[kFinishers][FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
+  alignas(16) float sums[FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
   alignas(16) FewPiece pieces[kPieces];
   RowTile row_tiles[kFewRows];
   int num_row_tiles;
   int source[kFewRows];  // of the first GEMM's tokens: the row that a routed row reads
   std::uint64_t full[FewConfig::kStages], empty[FewConfig::kStages];
   std::uint64_t piece_full[kPieces], piece_empty[kPieces];
-  std::uint64_t sums_full[kFinishers], sums_empty[kFinishers];
 };
 
 // ---- Helpers
@@ -220,8 +219,7 @@ __device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& 
     const RowTile tile = s.row_tiles[piece.row_tile];
     if (piece.gemm == 1) {
       const auto all = static_cast<std::uint32_t>(p.gemms[0].tiles);
-      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != all) {
-      }
+      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != all) __nanosleep(100);
     }
     for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
       if (turn == warp) {
@@ -241,19 +239,31 @@ __device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& 
   }
 }
 
-// Warpgroups that share the K of a piece leave their sums for the warp that finishes it.
+// Named barriers. All threads are ready to begin; the consumers have left their sums; and the warp that
+// finishes pieces lets warpgroup 0 (1, 2, 3) leave new ones.
+inline constexpr int kSetUp = 1, kSumsThere = 2, kSumsGone = 3;
+template <int kThreads>
+__device__ inline void arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ inline void sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+inline constexpr int kThereThreads = FewConfig::kConsumerThreads + 32, kGoneThreads = 128 + 32;
+
+// Warpgroups that share the K of a piece.
 __device__ __forceinline__ void consume(FewStorage& s) {
-  StageRing ring, pieces, buffers;
+  StageRing ring, pieces;
   for (;;) {
     const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
     const Consumer<FewConfig> consumer(s);
     Accumulators<FewConfig, FewConfig::kTokens> acc;
     consumer.template multiply<FewConfig::kTokens>(piece.chunks, s, ring, acc);
-    ptx::mbarrier_wait(&s.sums_empty[buffers.index], buffers.parity ^ 1);
-    put_sums<FewConfig, FewConfig::kTokens>(&s.sums[buffers.index][consumer.place.part], 0, acc);
-    give_back<FewConfig>(&s.sums_full[buffers.index]);
-    buffers.advance<kFinishers>();
+    sync<kGoneThreads>(kSumsGone + consumer.place.part);
+    put_sums<FewConfig, FewConfig::kTokens>(&s.sums[consumer.place.part], 0, acc);
+    arrive<kThereThreads>(kSumsThere);
   }
 }
 
@@ -292,40 +302,38 @@ __device__ inline void note_done(int weight_tile, int group_tiles, const FewPara
   if (uniform(static_cast<int>(before)) + 1 == tiles * s.num_row_tiles) combine_group(group, group_tiles, p);
 }
 
-// A warp that finishes pieces, taking turns with the others.
+// The warp that finishes pieces.
 template <class First>
-__device__ __forceinline__ void finish(int finisher, const FewParams& p, const First& first,
-                                       const PlainEpilogue& second, FewStorage& s) {
+__device__ __forceinline__ void finish(const FewParams& p, const First& first, const PlainEpilogue& second,
+                                       FewStorage& s) {
   // Scales of tokens may be the kernel's before. Whoever waits for this one counts on those before it, too.
   cuda::await_previous_kernel();
   const int group_tiles = (p.gemms[1].tiles + kGroups - 1) / kGroups;
-  if (s.num_row_tiles == 0 && finisher == 0) {
+  if (s.num_row_tiles == 0) {
     for (int group = static_cast<int>(blockIdx.x); group * group_tiles < p.gemms[1].tiles;
          group += static_cast<int>(gridDim.x)) {
       combine_group(group, group_tiles, p);
     }
   }
   StageRing pieces;
-  std::uint32_t parity = 0;
-  for (int turn = 0;; turn = (turn + 1) % kFinishers) {
+  for (;;) {
     const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
-    if (turn != finisher) continue;
     const RowTile& rows = s.row_tiles[piece.row_tile];
     const Tile tile{rows.expert, rows.rows, rows.first_row, 0, piece.weight_tile, 1};
     const float2 weight_scale =
         piece.gemm == 0 ? first.expert_scales(tile.expert) : second.expert_scales(tile.expert);
-    ptx::mbarrier_wait(&s.sums_full[finisher], parity);
-    parity ^= 1;
+    for (int part = 0; part < FewConfig::kSplit; ++part) arrive<kGoneThreads>(kSumsGone + part);
+    sync<kThereThreads>(kSumsThere);
     if (piece.gemm == 0) {
-      finish_piece(first, tile, weight_scale, s.sums[finisher][0]);
+      finish_piece(first, tile, weight_scale, s.sums[0]);
       __syncwarp();
       if (ptx::elect_one()) ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
     } else {
-      finish_piece(second, tile, weight_scale, s.sums[finisher][0]);
+      finish_piece(second, tile, weight_scale, s.sums[0]);
       note_done(tile.weight_tile, group_tiles, p, s);
     }
-    give_back<FewConfig>(&s.sums_empty[finisher]);
+    __syncwarp();
   }
 }
 
@@ -350,21 +358,17 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       }
       for (int i = 0; i < kPieces; ++i) {
         ptx::mbarrier_init(&s.piece_full[i], 1);
-        ptx::mbarrier_init(&s.piece_empty[i], kConsumerWarps + kTokenWarps + kFinishers);
-      }
-      for (int i = 0; i < kFinishers; ++i) {
-        ptx::mbarrier_init(&s.sums_full[i], kConsumerWarps);
-        ptx::mbarrier_init(&s.sums_empty[i], 1);
+        ptx::mbarrier_init(&s.piece_empty[i], kConsumerWarps + kTokenWarps + 1);
       }
       ptx::mbarrier_init_fence();
     }
     list_rows(expert, p, s);
-    asm volatile("bar.arrive 1, %0;" ::"n"(kFewThreads) : "memory");
+    arrive<kFewThreads>(kSetUp);
     produce_weights(ticket, p, s);
     return;
   }
-  // A tile's unused rows are never written. What comes of them is not used, but NaN would take the way of what
-  // hardly ever happens.
+  // A tile's unused rows are never written. What comes of them is not used, but NaN would take the way of
+  // what hardly ever happens.
   if (warp < kConsumerWarps) {
     for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(s.tokens) / 16);
          i += FewConfig::kConsumerThreads) {
@@ -372,7 +376,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
     }
     ptx::fence_async_proxy();
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(kFewThreads) : "memory");
+  sync<kFewThreads>(kSetUp);
 
   // The other roles.
   if (warp < kConsumerWarps) {
@@ -380,7 +384,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   } else if (warp <= kConsumerWarps + kTokenWarps) {
     produce_tokens(warp - kConsumerWarps - 1, p, s);
   } else {
-    finish(warp - kConsumerWarps - 1 - kTokenWarps, p, first, second, s);
+    finish(p, first, second, s);
   }
 #else
   __trap();

@@ -190,9 +190,8 @@ FewParams::Gemm few_params(const GroupedInput& in, WeightRole role) {
 }  // namespace
 
 cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
-  return with_epilogue(call, [&](WeightRole role, const auto& epilogue) {
-    return run(call.in, role, epilogue, stream);
-  });
+  return with_epilogue(
+      call, [&](WeightRole role, const auto& epilogue) { return run(call.in, role, epilogue, stream); });
 }
 
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream) {

@@ -98,13 +98,13 @@ struct Gemm2 {
 };
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
-// Both in one launch, and combine(), for at most kFewRows rows and operands that are BF16; the bits are those of gemm1() and
-// gemm2() with the tile {8, 1}.
+// Both in one launch, and combine(), for at most kFewRows rows and operands that are BF16; the bits are those
+// of gemm1() and gemm2() with the tile {8, 1}.
 inline constexpr int kFewRows = 16, kFewCounters = 64;
 struct FewGemms {
-  Gemm1 first;   // BF16 tokens with `gather`, or NVFP4 ones that are decoded; `gather` is read by token scales
-                 // alone, the offsets and the workspace are not needed
-  Gemm2 second;  // its tokens are what the first one writes, decoded
+  Gemm1 first;  // BF16 tokens with `gather`, or NVFP4 ones that are decoded; `gather` is read by token scales
+                // alone, the offsets and the workspace are not needed
+  Gemm2 second;                 // its tokens are what the first one writes, decoded
   cuda::CombineParams combine;  // of what the second one writes; nothing shared
   // The pairs that become rows. The kernel ahead waits for the one before it and writes neither these nor
   // weights, nor BF16 tokens.

@@ -7,8 +7,7 @@ namespace megamoe::sm90 {
 template <class First>
 cudaError_t launch_few(const FewParams& params, const First& first, const PlainEpilogue& second,
                        cudaStream_t stream) {
-  return launch_persistent<FewStorage>(1, few_rows_kernel<First>, kFewThreads, stream, params, first,
-                                       second);
+  return launch_persistent<FewStorage>(1, few_rows_kernel<First>, kFewThreads, stream, params, first, second);
 }
 
 template cudaError_t launch_few(const FewParams&, const GatedEpilogue&, const PlainEpilogue&, cudaStream_t);

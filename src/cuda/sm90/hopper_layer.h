@@ -33,7 +33,8 @@ class HopperLayer final : public PreparedLayer {
                            bool in_pass, cudaStream_t stream) const;
   cudaError_t gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
                            bool in_pass, cudaStream_t stream) const;
-  // Both in one launch, and combine(), where `few` says that they may be, with the same bits: as FewGemms says.
+  // Both in one launch, and combine(), where `few` says that they may be, with the same bits: as FewGemms
+  // says.
   bool few(ActivationFormat activations, const Routing& routing) const;
   struct Pairs {
     const std::int32_t* ids;

@@ -1,6 +1,6 @@
 // hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row, six where there
 // are so many pairs that sorting takes two; a dynamic scale of h takes one or three more, for it is known
-// only when all of h is; a shared expert takes three.
+// only when all of h is; a shared expert takes three. Few rows take two or, where x is quantised, three.
 #include "cuda/sm90/hopper_pass.h"
 
 #include <algorithm>
@@ -22,10 +22,10 @@ struct HopperPass::Buffers : PassBuffers {
   std::byte* sort_workspace = nullptr;
   bool few = false;                   // both GEMMs run in one launch,
   std::uint32_t* counters = nullptr;  // which has these
-  Routing shared_routing = {};      // where there is a shared expert: every token goes to it
-  ActivationRows shared_h = {};     // [tokens, its I]
-  float* shared_factors = nullptr;  // [tokens], or null where it has no gate
-  std::int64_t bytes = 0;           // of all
+  Routing shared_routing = {};        // where there is a shared expert: every token goes to it
+  ActivationRows shared_h = {};       // [tokens, its I]
+  float* shared_factors = nullptr;    // [tokens], or null where it has no gate
+  std::int64_t bytes = 0;             // of all
 
   std::int64_t most_rows() const { return routing.tokens * routing.top_k; }
   // The rows that a routing really has are known on the GPU alone.
@@ -112,7 +112,8 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   }
   if (b.few) {
     cuda_check(layer_.few_gemms_on_gpu({call.ids, call.weights, b.counters}, x, options_.x_per_row(),
-                                       b.routing, options_.l1, b.h, call.saturated, b.expert_out, combine_params(call, b), stream),
+                                       b.routing, options_.l1, b.h, call.saturated, b.expert_out,
+                                       combine_params(call, b), stream),
                "starting both GEMMs");
     return;
   }
