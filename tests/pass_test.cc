@@ -578,6 +578,128 @@ TEST_F(PassTest, TwoThreadsOnTwoStreams) {
   }
 }
 
+// ---- Both GEMMs in one launch
+
+// Routings of few tokens: by turns random, all to one expert, duplicates, somebody left out, ids out of
+// range.
+Input few_input(const LayerConfig& config, std::int64_t tokens, std::uint64_t turn) {
+  Input input = random_input(config, tokens, 2000 + turn);
+  for (std::size_t i = 0; i < input.ids.size(); ++i) {
+    const auto last = static_cast<std::int32_t>(config.num_experts - 1);
+    switch (turn % 5) {
+      case 1: input.ids[i] = last; break;
+      case 2: input.ids[i] = i % 2 == 0 ? 0 : last; break;
+      case 3:
+        if (i % 3 == 0) input.ids[i] = -1;
+        if (i % 3 == 1) input.weights[i] = 0.0f;
+        break;
+      case 4: input.ids[i] = i % 3 == 1 ? last + 1 : i % 3 == 2 ? INT32_MIN : input.ids[i]; break;
+      default: break;
+    }
+  }
+  return input;
+}
+// What the steps make of it, which take no ids out of range.
+Outcome few_by_steps(MoeLayer& layer, Input input) {
+  unsigned long long bad_id = ~0ull;
+  for (std::size_t i = input.ids.size(); i-- > 0;) {
+    if (input.ids[i] >= -1 && input.ids[i] < layer.config().num_experts) continue;
+    input.ids[i] = -1;
+    bad_id = i;
+  }
+  Outcome result = run_by_steps(layer, input);
+  result.bad_id = bad_id;
+  return result;
+}
+std::vector<MoeLayerOptions> few_options() {
+  return {bf16_options(), nvfp4_options(ScaleSource::kStatic, ScaleSource::kStatic),
+          nvfp4_options(ScaleSource::kDynamicRow, ScaleSource::kStaticLayerMax)};
+}
+
+TEST_F(PassTest, FewRowsEqualTheSteps) {
+  struct Geometry {
+    std::int64_t hidden, intermediate, experts;
+    int top_k;
+  };
+  for (const Geometry& g : {Geometry{144, 80, 5, 3},
+                            {16, 16, 1, 1},
+                            {2880, 1008, 6, 4},
+                            {4096, 1040, 6, 6},
+                            {528, 16, 40, 8},
+                            {16, 1040, 3, 1}}) {
+    for (LayerKind kind : kKinds) {
+      kind.shared = Shared::kNone;
+      const LayerConfig config = make_config(g.hidden, g.intermediate, g.experts, g.top_k, kind.activation);
+      const auto layer = make_layer(config, kind);
+      for (const MoeLayerOptions& options : few_options()) {
+        MoeLayer moe(layer->weights, options);
+        for (const std::int64_t tokens : {1, 2, 16 / g.top_k}) {
+          for (std::uint64_t turn = 0; turn < 5; ++turn) {
+            SCOPED_TRACE(::testing::Message() << g.hidden << " x " << g.intermediate << ", " << g.experts
+                                              << " experts, " << kind.name << ", " << describe(options)
+                                              << ", " << tokens << " tokens, routing " << turn);
+            const Input input = few_input(config, tokens, turn);
+            const Outcome want = few_by_steps(moe, input);
+            for (const int poison : {0x00, 0x7F, 0xFF})
+              expect_same(run_on_stream(moe, input, tokens % 2 == 0 ? 8 : 0, poison), want);
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Passes of two layers at once, in graphs: not all CTAs of either fit on the GPU then.
+TEST_F(PassTest, FewRowsOfTwoLayersAtOnce) {
+  constexpr std::uint64_t kPasses = 10;
+  struct Side {
+    std::unique_ptr<TestLayer> layer;
+    std::unique_ptr<MoeLayer> moe;
+    std::vector<std::unique_ptr<Operands>> passes;
+    std::vector<Outcome> want;
+    std::unique_ptr<PoisonedWorkspace> workspace;
+    Stream stream;
+    std::unique_ptr<Graph> graph;
+  };
+  for (const MoeLayerOptions& options : few_options()) {
+    SCOPED_TRACE(describe(options));
+    Side sides[2];
+    for (Side& side : sides) {
+      const bool first = &side == sides;
+      const LayerConfig config = first ? make_config(2048, 768, 16, 8) : make_config(1024, 2880, 8, 4);
+      side.layer = make_layer(config, kKinds[0]);
+      side.moe = std::make_unique<MoeLayer>(side.layer->weights, options);
+      side.workspace = std::make_unique<PoisonedWorkspace>(*side.moe, 2, 0xFF);
+      for (std::uint64_t turn = 0; turn < kPasses; ++turn) {
+        const Input input = few_input(config, 2, turn);
+        side.want.push_back(few_by_steps(*side.moe, input));
+        side.passes.push_back(std::make_unique<Operands>(*side.moe, 2));
+        side.passes.back()->set(input);
+      }
+      side.graph = std::make_unique<Graph>(side.stream.get(), [&] {
+        for (const auto& pass : side.passes)
+          pass->enqueue(*side.moe, side.workspace->span(), side.stream.get());
+      });
+    }
+    cuda_check(cudaDeviceSynchronize(), "testing");
+    constexpr int kReplays = 100;
+    for (int replay = 0; replay < kReplays; ++replay) {
+      for (const Side& side : sides) side.graph->launch();
+    }
+    for (Side& side : sides) {
+      side.stream.synchronize();
+      for (std::size_t i = 0; i < kPasses; ++i) {
+        Outcome want = side.want[i];
+        want.saturated *= kReplays;  // a graph's passes add up
+        expect_same(side.passes[i]->outcome(), want);
+      }
+      side.workspace->check_guard();
+    }
+    if (HasFailure()) return;
+  }
+}
+
 TEST_F(PassTest, IdsOutOfRangeAreReportedAndLeftOut) {
   const LayerConfig config = small_config(kKinds[0]);
   const auto layer = make_layer(config, kKinds[0]);

@@ -46,6 +46,20 @@ __device__ inline void await_previous_kernel() {
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
+// The same for a CTA's threads together. What `first`, which some of them do in between, leaves in memory the
+// next kernel finds even before it waits.
+template <class First>
+__device__ inline void await_previous_kernel(const First& first) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+  first();
+  __threadfence();
+  __syncthreads();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
 
 // One-dimensional: the x axis alone takes more than 65,535 blocks. No blocks: nothing to do. The error of
 // this launch, if any, is returned at once and not left for a later call.

@@ -5,6 +5,7 @@
 //   one CTA     counts, sums and places in one launch
 //   several     count_kernel leaves each part's counts in the workspace; place_kernel sums and places
 #include "cuda/launch.h"
+#include "cuda/pairs.cuh"
 #include "cuda/sort.h"
 
 namespace megamoe::cuda {
@@ -41,13 +42,6 @@ Plan plan_for(std::int64_t pairs, int experts) {
           static_cast<std::int32_t>(part), static_cast<std::int32_t>(piece)};
 }
 
-// The expert of a pair, or -1: left out.
-__device__ int expert_of(const SortParams& p, std::int64_t pair) {
-  const std::int32_t id = p.ids[pair];
-  const float weight = p.weights[pair];
-  return id >= 0 && id < p.experts && weight != 0.0f ? id : -1;
-}
-
 // Calls visit(pair, expert, earlier lanes with this expert, all lanes with it) for this warp's piece in
 // order; pairs beyond the end have expert -1. All lanes call it together.
 template <class Visit>
@@ -62,7 +56,7 @@ __device__ void walk_piece(const SortParams& p, const Plan& plan, const Visit& v
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const std::int64_t pair = batch + i * 32 + lane;
-      experts[i] = pair < end ? expert_of(p, pair) : -1;
+      experts[i] = pair < end ? expert_of_pair(p.ids, p.weights, p.experts, pair) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -131,7 +125,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
 
 __global__ void __launch_bounds__(kMaxWarps * 32)
     place_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
-  await_previous_kernel();
+  if (p.counters == nullptr) {
+    await_previous_kernel();
+  } else {
+    await_previous_kernel([&] {
+      if (threadIdx.x < kSortCounters) p.counters[threadIdx.x] = 0;
+    });
+  }
   extern __shared__ std::int32_t counts[];
   std::int32_t* totals = counts + plan.warps * p.experts;  // [experts]
   count_pieces(p, plan, counts);
@@ -208,6 +208,7 @@ cudaError_t sort(const SortParams& p, cudaStream_t stream) {
   if (p.experts < 1 || p.experts > kMaxSortedExperts || pairs > INT32_MAX || p.top_k < 1)
     return cudaErrorInvalidValue;
   const Plan plan = plan_for(pairs, p.experts);
+  if (p.counters != nullptr && plan.parts > 1) return cudaErrorInvalidValue;
   const int shared = plan.warps * p.experts * 4;
   if (plan.parts > 1) {
     const cudaError_t status =

@@ -9,6 +9,7 @@ namespace megamoe::cuda {
 
 inline constexpr int kMaxSortedExperts = 1024;
 inline constexpr unsigned long long kNoBadId = ~0ull;
+inline constexpr int kSortCounters = 64;
 
 struct SortParams {
   const std::int32_t* ids = nullptr;  // [tokens, top_k]; -1 is left out
@@ -26,7 +27,10 @@ struct SortParams {
   // An id that is neither -1 nor an expert's is left out, and the first such pair, token * top_k + slot, put
   // here; whoever made it kNoBadId before can read it whenever the stream has got there. May be null.
   unsigned long long* bad_id = nullptr;
-  void* workspace = nullptr;  // sort_workspace_bytes(), 4-byte aligned
+  // Become 0 before the next kernel of the stream begins, even one that does not wait for this one; for pairs
+  // that one CTA sorts, at most 1024. May be null.
+  std::uint32_t* counters = nullptr;  // [kSortCounters]
+  void* workspace = nullptr;          // sort_workspace_bytes(), 4-byte aligned
 };
 
 std::int64_t sort_workspace_bytes(std::int64_t tokens, int top_k, int experts);

@@ -6,6 +6,7 @@
 #include "cuda/gather.h"
 #include "cuda/quantize.h"
 #include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/few_rows.cuh"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/launch_gemm.cuh"
 
@@ -109,12 +110,15 @@ cudaError_t order_tokens(const GroupedInput& in, cudaStream_t stream, Activation
   return cuda::dequantize(tokens, rows, in.cols, cuda::ElementType::kBf16, made, stream);
 }
 
+bool valid(const GroupedInput& in) {
+  return in.experts > 0 && in.experts <= kMaxExperts && in.cols > 0 && in.cols % 16 == 0 &&
+         in.cols <= kMaxSize && in.weight_rows <= kMaxSize && in.max_rows < (1ll << 31) &&
+         (in.tokens.format != ActivationFormat::kFp8 || in.gather == nullptr);
+}
+
 template <class Epilogue>
 cudaError_t run(const GroupedInput& in, WeightRole role, const Epilogue& epilogue, cudaStream_t stream) {
-  const bool valid = in.experts > 0 && in.experts <= kMaxExperts && in.cols > 0 && in.cols % 16 == 0 &&
-                     in.cols <= kMaxSize && in.weight_rows <= kMaxSize && in.max_rows < (1ll << 31) &&
-                     (in.tokens.format != ActivationFormat::kFp8 || in.gather == nullptr);
-  if (!valid) return cudaErrorInvalidValue;
+  if (!valid(in)) return cudaErrorInvalidValue;
   const OperandType type = operand_type(in.tokens.format);
   const TileChoice tile = in.tile == TileChoice{} ? choose_tile(type, in.max_rows, in.experts) : in.tile;
   if (!is_tile(type, tile)) return cudaErrorInvalidValue;
@@ -145,9 +149,9 @@ TokensIn tokens_in(const GroupedInput& in) {
           in.tokens.format == ActivationFormat::kNvfp4 ? in.tokens.scales : nullptr, in.gather};
 }
 
-}  // namespace
-
-cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
+// run(role, epilogue) of a first GEMM.
+template <class Run>
+cudaError_t with_epilogue(const Gemm1& call, const Run& run) {
   if (call.mode == L1Output::kFp8 && call.in.tokens.format != ActivationFormat::kFp8)
     return cudaErrorInvalidValue;
   HiddenOut out{};
@@ -164,17 +168,60 @@ cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
   if (call.activation.gated()) {
     const GatedEpilogue epilogue{
         out, call.activation, tokens_in(call.in), call.weight_scales, call.gate_bias, call.up_bias};
-    return run(call.in, WeightRole::kGateUp, epilogue, stream);
+    return run(WeightRole::kGateUp, epilogue);
   }
   if (call.mode == L1Output::kInterleavedBf16) return cudaErrorInvalidValue;
   const Relu2Epilogue epilogue{out, tokens_in(call.in), call.weight_scales, call.up_bias};
-  return run(call.in, WeightRole::kPlain, epilogue, stream);
+  return run(WeightRole::kPlain, epilogue);
+}
+PlainEpilogue epilogue_of(const Gemm2& call) {
+  return {call.in.weight_rows, tokens_in(call.in), call.weight_scales, call.bias, call.out};
+}
+
+FewParams::Gemm few_params(const GroupedInput& in, WeightRole role) {
+  const bool decoded = in.tokens.format == ActivationFormat::kNvfp4;
+  return {.tokens = in.tokens.values,
+          .token_stride = decoded ? in.cols : in.tokens.row_stride,
+          .weights = in.weights,
+          .tiles = static_cast<int>(tiles_of(role, in.weight_rows)),
+          .cols = static_cast<int>(in.cols)};
+}
+
+}  // namespace
+
+cudaError_t gemm1(const Gemm1& call, cudaStream_t stream) {
+  return with_epilogue(
+      call, [&](WeightRole role, const auto& epilogue) { return run(call.in, role, epilogue, stream); });
 }
 
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream) {
-  const PlainEpilogue epilogue{call.in.weight_rows, tokens_in(call.in), call.weight_scales, call.bias,
-                               call.out};
-  return run(call.in, WeightRole::kPlain, epilogue, stream);
+  return run(call.in, WeightRole::kPlain, epilogue_of(call), stream);
+}
+
+cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream) {
+  const GroupedInput &first = call.first.in, &second = call.second.in;
+  for (const GroupedInput* in : {&first, &second}) {
+    const bool readable = in->tokens.format == ActivationFormat::kBf16 ||
+                          (in->tokens.format == ActivationFormat::kNvfp4 && in->decoded);
+    if (!valid(*in) || !readable || in->max_rows > kFewRows) return cudaErrorInvalidValue;
+  }
+  if (call.combine.shared != nullptr) return cudaErrorInvalidValue;
+  if (first.max_rows == 0) return cudaSuccess;
+  FewParams params{};
+  params.ids = call.ids;
+  params.routing_weights = call.routing_weights;
+  params.pairs = static_cast<int>(first.max_rows);
+  params.top_k = call.top_k;
+  params.experts = first.experts;
+  params.gathers = first.tokens.format == ActivationFormat::kBf16;
+  params.combine = call.combine;
+  params.combines_aligned = cuda::combines_aligned(call.combine);
+  params.counters = call.counters;
+  return with_epilogue(call.first, [&](WeightRole role, const auto& epilogue) {
+    params.gemms[0] = few_params(first, role);
+    params.gemms[1] = few_params(second, WeightRole::kPlain);
+    return launch_few(params, epilogue, epilogue_of(call.second), stream);
+  });
 }
 
 }  // namespace megamoe::sm90

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "cuda/combine.h"
 #include "cuda/sm90/weight_layout.h"
 #include "megamoe/layer.h"
 
@@ -97,13 +98,31 @@ struct Gemm2 {
 };
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
+// Both in one launch, and combine(), for at most kFewRows rows and operands that are BF16; the bits are those
+// of gemm1() and gemm2() with the tile {8, 1}.
+inline constexpr int kFewRows = 16, kFewCounters = 64;
+struct FewGemms {
+  Gemm1 first;  // BF16 tokens with `gather`, or NVFP4 ones that are decoded; `gather` is read by token scales
+                // alone, the offsets and the workspace are not needed
+  Gemm2 second;                 // its tokens are what the first one writes, decoded
+  cuda::CombineParams combine;  // of what the second one writes; nothing shared
+  // The pairs that become rows. The kernel ahead waits for the one before it and writes neither these nor
+  // weights, nor BF16 tokens.
+  const std::int32_t* ids = nullptr;       // [tokens, top_k]; out of range: no row
+  const float* routing_weights = nullptr;  // [tokens, top_k]; 0: no row
+  int top_k = 0;
+  // 0 before this kernel begins, even one that does not wait for the kernel ahead.
+  std::uint32_t* counters = nullptr;  // [kFewCounters]
+};
+cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream);
+
 // The tile for a problem: a pure function of its size.
 // Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else a narrow tile
 // that is wide enough for most experts, whose rows scatter around their mean by its square root: one row too
 // many decodes the weights again. Where none is, wide ones, and the widest where the next narrower would take
 // two.
 constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
-  if (rows <= 16) return {8, type == OperandType::kBf16 ? 1 : 4};
+  if (rows <= kFewRows) return {8, type == OperandType::kBf16 ? 1 : 4};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
   const std::int64_t mean = (rows + busy - 1) / busy;
   std::int64_t root = 1;

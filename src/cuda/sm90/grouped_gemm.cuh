@@ -557,17 +557,37 @@ class Piece {
   int bits_;
 };
 
+// Accumulators of the kPassTokens tokens from `first` on, as wgmma leaves them, to where they pass through
+// shared memory: `to` is this warpgroup's first tile.
+template <class Config, int kWidth>
+__device__ __forceinline__ void put_sums(float (*to)[Config::kPassTokens][Config::kPitch], int first,
+                                         const Accumulators<Config, kWidth>& acc) {
+  constexpr int kGroups = Config::kPassTokens / 8;
+  const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
+  // acc[t][4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
+#pragma unroll
+  for (int t = 0; t < Config::kOwnTiles; ++t) {
+    float* own = &to[t][2 * (lane % 4)][warp * 16 + lane / 4];
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j) {
+      if (j / kGroups * Config::kPassTokens != first) continue;
+      float* at = own + j % kGroups * 8 * Config::kPitch;
+      at[0] = acc[t][4 * j];
+      at[Config::kPitch] = acc[t][4 * j + 1];
+      at[8] = acc[t][4 * j + 2];
+      at[Config::kPitch + 8] = acc[t][4 * j + 3];
+    }
+  }
+}
+
 // Hands the accumulators to the epilogue: through shared memory, where each thread finds what belongs
 // together, and where the shares of K are added in their order. An item is four adjacent weight rows (or four
 // of gate and the same of up) of a token; lanes take adjacent items.
 template <class Config, int kWidth, class Epilogue>
-__device__ __forceinline__ void finish(const GemmParams& p, const Epilogue& epilogue, Piece piece,
-                                       float2 weight_scale, GemmStorage<Config>& s,
-                                       const Accumulators<Config, kWidth>& acc) {
+__device__ __forceinline__ void finish(const Epilogue& epilogue, Piece piece, float2 weight_scale,
+                                       GemmStorage<Config>& s, const Accumulators<Config, kWidth>& acc) {
   using Sums = ItemSums<Config, Epilogue::kItemRows>;
-  constexpr int kGroups = Config::kPassTokens / 8;
-  const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
-  const Place place = place_of<Config>(thread);
+  const Place place = place_of<Config>(thread_index());
   const Work<Config>& work = s.work[place.group][piece.turn()];
   const int own_tile = place.part * Config::kRowTiles + place.group * Config::kOwnTiles;
   const int first_tile = Config::kMeet == 1 ? place.group : 0;  // of those that meet
@@ -576,20 +596,7 @@ __device__ __forceinline__ void finish(const GemmParams& p, const Epilogue& epil
     // Before: what was there has been read, and `work` has been written.
     sync_meeting<Config>(place.group);
     rows = uniform(work.tile.rows);
-    // acc[t][4 j + 2 h + c] is row 16 warp + 8 h + lane / 4 of token 8 j + 2 (lane % 4) + c.
-#pragma unroll
-    for (int t = 0; t < Config::kOwnTiles; ++t) {
-      float* own = &s.sums[own_tile + t][2 * (lane % 4)][warp * 16 + lane / 4];
-#pragma unroll
-      for (int j = 0; j < kWidth / 8; ++j) {
-        if (j / kGroups * Config::kPassTokens != first) continue;
-        float* to = own + j % kGroups * 8 * Config::kPitch;
-        to[0] = acc[t][4 * j];
-        to[Config::kPitch] = acc[t][4 * j + 1];
-        to[8] = acc[t][4 * j + 2];
-        to[Config::kPitch + 8] = acc[t][4 * j + 3];
-      }
-    }
+    put_sums<Config, kWidth>(&s.sums[own_tile], first, acc);
     sync_meeting<Config>(place.group);
     const Tile tile = work.tile;
     if constexpr (Config::kWide) {
@@ -640,7 +647,7 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       Accumulators<Config, kWidth> acc;
       consumer.template multiply<kWidth>(chunks, s, ring, acc);
       if constexpr (Config::kInStep) sync_consumers<Config>();
-      finish<Config, kWidth>(p, epilogue, piece, weight_scale, s, acc);
+      finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
     }
   });
 }

@@ -89,6 +89,12 @@ void HopperLayer::prepare(ActivationFormat activations) const {
   });
 }
 
+TileChoice HopperLayer::tile(LayerGemm gemm, ActivationFormat activations, std::int64_t max_rows) const {
+  const TileChoice* forced = ForcedTiles::of(gemm);
+  return forced != nullptr ? *forced
+                           : tile_times_.choose(GemmProblem::of(config_, activations, gemm, max_rows));
+}
+
 GroupedInput HopperLayer::input(LayerGemm gemm, const ActivationRows& tokens, const Routing& routing,
                                 void* workspace) const {
   const bool first = gemm == LayerGemm::kFirst;
@@ -102,16 +108,13 @@ GroupedInput HopperLayer::input(LayerGemm gemm, const ActivationRows& tokens, co
   in.max_rows = most_rows(routing);
   in.tokens = tokens;
   in.workspace = workspace;
-  const TileChoice* forced = ForcedTiles::of(gemm);
-  in.tile = forced != nullptr
-                ? *forced
-                : tile_times_.choose(GemmProblem::of(config_, tokens.format, gemm, in.max_rows));
+  in.tile = tile(gemm, tokens.format, in.max_rows);
   return in;
 }
 
-cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
-                                      L1Output mode, const ActivationRows& out, unsigned long long* saturated,
-                                      void* workspace, bool in_pass, cudaStream_t stream) const {
+Gemm1 HopperLayer::first_gemm(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
+                              L1Output mode, const ActivationRows& out, unsigned long long* saturated,
+                              void* workspace, bool in_pass) const {
   Gemm1 call;
   call.in = input(LayerGemm::kFirst, x, routing, workspace);
   call.in.offsets_settled = call.in.decoded = in_pass;
@@ -124,18 +127,50 @@ cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathere
   call.decode_out = in_pass;
   call.out = out;
   call.saturated = saturated;
-  return sm90::gemm1(call, stream);
+  return call;
 }
 
-cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out,
-                                      void* workspace, bool in_pass, cudaStream_t stream) const {
+Gemm2 HopperLayer::second_gemm(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
+                               bool in_pass) const {
   Gemm2 call;
   call.in = input(LayerGemm::kSecond, h, routing, workspace);
   call.in.offsets_settled = call.in.decoded = in_pass;
   call.weight_scales = packed(h.format).second.scales.data();
   call.bias = down_bias_.data();
   call.out = out;
-  return sm90::gemm2(call, stream);
+  return call;
+}
+
+cudaError_t HopperLayer::gemm1_on_gpu(const ActivationRows& x, bool x_is_gathered, const Routing& routing,
+                                      L1Output mode, const ActivationRows& out, unsigned long long* saturated,
+                                      void* workspace, bool in_pass, cudaStream_t stream) const {
+  return sm90::gemm1(first_gemm(x, x_is_gathered, routing, mode, out, saturated, workspace, in_pass), stream);
+}
+
+cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out,
+                                      void* workspace, bool in_pass, cudaStream_t stream) const {
+  return sm90::gemm2(second_gemm(h, routing, out, workspace, in_pass), stream);
+}
+
+bool HopperLayer::few(ActivationFormat activations, const Routing& routing) const {
+  const std::int64_t rows = most_rows(routing);
+  const auto shares_k = [&](LayerGemm gemm) { return tile(gemm, activations, rows) == TileChoice{8, 1}; };
+  return operand_type(activations) == OperandType::kBf16 && rows <= kFewRows && shares_k(LayerGemm::kFirst) &&
+         shares_k(LayerGemm::kSecond);
+}
+
+cudaError_t HopperLayer::few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_is_gathered,
+                                          const Routing& routing, L1Output mode, const ActivationRows& h,
+                                          unsigned long long* saturated, float* out,
+                                          const cuda::CombineParams& combine, cudaStream_t stream) const {
+  return sm90::few_gemms({.first = first_gemm(x, x_is_gathered, routing, mode, h, saturated, nullptr, true),
+                          .second = second_gemm(h, routing, out, nullptr, true),
+                          .combine = combine,
+                          .ids = pairs.ids,
+                          .routing_weights = pairs.weights,
+                          .top_k = routing.top_k,
+                          .counters = pairs.counters},
+                         stream);
 }
 
 std::int64_t HopperLayer::gemm1_workspace_bytes(ActivationFormat format, bool x_is_gathered,

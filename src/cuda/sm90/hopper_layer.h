@@ -33,6 +33,18 @@ class HopperLayer final : public PreparedLayer {
                            bool in_pass, cudaStream_t stream) const;
   cudaError_t gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
                            bool in_pass, cudaStream_t stream) const;
+  // Both in one launch, and combine(), where `few` says that they may be, with the same bits: as FewGemms
+  // says.
+  bool few(ActivationFormat activations, const Routing& routing) const;
+  struct Pairs {
+    const std::int32_t* ids;
+    const float* weights;
+    std::uint32_t* counters;
+  };
+  cudaError_t few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_is_gathered,
+                               const Routing& routing, L1Output mode, const ActivationRows& h,
+                               unsigned long long* saturated, float* out, const cuda::CombineParams& combine,
+                               cudaStream_t stream) const;
   std::int64_t gemm1_workspace_bytes(ActivationFormat format, bool x_is_gathered,
                                      std::int64_t max_rows) const;
   std::int64_t gemm2_workspace_bytes(ActivationFormat format, std::int64_t max_rows) const;
@@ -62,6 +74,12 @@ class HopperLayer final : public PreparedLayer {
   Packed& packed(ActivationFormat activations) const {
     return packed_[static_cast<int>(operand_type(activations))];
   }
+  Gemm1 first_gemm(const ActivationRows& x, bool x_is_gathered, const Routing& routing, L1Output mode,
+                   const ActivationRows& out, unsigned long long* saturated, void* workspace,
+                   bool in_pass) const;
+  Gemm2 second_gemm(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
+                    bool in_pass) const;
+  TileChoice tile(LayerGemm gemm, ActivationFormat activations, std::int64_t max_rows) const;
   GroupedInput input(LayerGemm gemm, const ActivationRows& tokens, const Routing& routing,
                      void* workspace) const;
 

@@ -1,8 +1,9 @@
 // hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row, six where there
 // are so many pairs that sorting takes two; a dynamic scale of h takes one or three more, for it is known
-// only when all of h is; a shared expert takes three.
+// only when all of h is; a shared expert takes three. Few rows take two or, where x is quantised, three.
 #include "cuda/sm90/hopper_pass.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/check.h"
@@ -19,10 +20,12 @@ using cuda::cuda_check;
 struct HopperPass::Buffers : PassBuffers {
   std::int32_t* slot_to_row = nullptr;  // [tokens, top_k]
   std::byte* sort_workspace = nullptr;
-  Routing shared_routing = {};      // where there is a shared expert: every token goes to it
-  ActivationRows shared_h = {};     // [tokens, its I]
-  float* shared_factors = nullptr;  // [tokens], or null where it has no gate
-  std::int64_t bytes = 0;           // of all
+  bool few = false;                   // both GEMMs run in one launch,
+  std::uint32_t* counters = nullptr;  // which has these
+  Routing shared_routing = {};        // where there is a shared expert: every token goes to it
+  ActivationRows shared_h = {};       // [tokens, its I]
+  float* shared_factors = nullptr;    // [tokens], or null where it has no gate
+  std::int64_t bytes = 0;             // of all
 
   std::int64_t most_rows() const { return routing.tokens * routing.top_k; }
   // The rows that a routing really has are known on the GPU alone.
@@ -64,11 +67,17 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
+  b.few = layer_.shared() == nullptr && options_.h_fused() && layer_.few(options_.activations, b.routing);
+  static_assert(cuda::kSortCounters == kFewCounters);
+  b.counters = arena.take<std::uint32_t>(kFewCounters);
   if (options_.activations == ActivationFormat::kNvfp4) {
     // The tensor cores take BF16: NVFP4 rows are written decoded. The second GEMM's result is not there when
     // x is, half its size.
     b.x.values = reinterpret_cast<bf16*>(b.expert_out);
     b.h.values = arena.take<bf16>(pairs, config.intermediate);
+    // But where both GEMMs run in one launch. Room for many tokens must do for few.
+    auto* few_x = arena.take<bf16>(std::min<std::int64_t>(pairs, kFewRows), config.hidden);
+    if (b.few) b.x.values = few_x;
   }
   if (layer_.shared() != nullptr) {
     const std::int64_t cols = layer_.shared()->config().intermediate;
@@ -101,6 +110,13 @@ void HopperPass::enqueue(const DeviceCall& call) const {
     quantize_x(call, b, stream);
     x = b.x;
   }
+  if (b.few) {
+    cuda_check(layer_.few_gemms_on_gpu({call.ids, call.weights, b.counters}, x, options_.x_per_row(),
+                                       b.routing, options_.l1, b.h, call.saturated, b.expert_out,
+                                       combine_params(call, b), stream),
+               "starting both GEMMs");
+    return;
+  }
   // Offsets are settled for all GEMMs: a launch lies between the sort and each (quantising, or the first
   // GEMM's own gathering). The second GEMM's result is not there yet: the first one's tokens, half its
   // size, lie in its place.
@@ -111,7 +127,7 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   if (!options_.h_fused()) quantize_h(call, b, stream);
   cuda_check(layer_.gemm2_on_gpu(b.h, b.routing, b.expert_out, nullptr, true, stream),
              "starting the second GEMM");
-  combine(call, b, stream);
+  cuda_check(cuda::combine(combine_params(call, b), stream), "starting to combine");
 }
 
 void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
@@ -128,6 +144,7 @@ void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t str
   if (options_.x_per_row()) params.of_expert[0] = x_scales_.data(), params.of_row[0] = b.x.scales;
   if (h_scales_.count() > 0) params.of_expert[1] = h_scales_.data(), params.of_row[1] = b.h.scales;
   params.bad_id = call.bad_pair;
+  if (b.few) params.counters = b.counters;
   params.workspace = b.sort_workspace;
   cuda_check(cuda::sort(params, stream), "starting to sort");
 }
@@ -234,19 +251,17 @@ void HopperPass::quantize_h(const DeviceCall& call, const Buffers& b, cudaStream
              "starting to quantise h");
 }
 
-void HopperPass::combine(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
-  cuda_check(cuda::combine({.expert_out = b.expert_out,
-                            .slot_to_row = b.slot_to_row,
-                            .weights = call.weights,
-                            .shared = b.shared_out,
-                            .shared_factors = b.shared_factors,
-                            .y = call.y.data,
-                            .y_stride = call.y.row_stride,
-                            .tokens = call.y.rows,
-                            .top_k = b.routing.top_k,
-                            .hidden = call.y.cols},
-                           stream),
-             "starting to combine");
+cuda::CombineParams HopperPass::combine_params(const DeviceCall& call, const Buffers& b) const {
+  return {.expert_out = b.expert_out,
+          .slot_to_row = b.slot_to_row,
+          .weights = call.weights,
+          .shared = b.shared_out,
+          .shared_factors = b.shared_factors,
+          .y = call.y.data,
+          .y_stride = call.y.row_stride,
+          .tokens = call.y.rows,
+          .top_k = b.routing.top_k,
+          .hidden = call.y.cols};
 }
 
 std::int64_t HopperPass::run_from_host(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,

@@ -25,7 +25,7 @@ class HopperPass final : public DevicePass {
   void quantize_h(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
   void prepare_shared(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
   void shared_expert(const ActivationRows& x, const Buffers& b, cudaStream_t stream) const;
-  void combine(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
+  cuda::CombineParams combine_params(const DeviceCall& call, const Buffers& b) const;
 
   const HopperLayer& layer_;
   PassOptions options_;

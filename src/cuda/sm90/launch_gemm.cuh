@@ -17,10 +17,11 @@ template <class Epilogue>
 cudaError_t launch_fp8(const TileChoice& tile, const GemmParams& params, const Epilogue& epilogue,
                        cudaStream_t stream);
 
-template <class Config, class Epilogue>
-cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream) {
-  const auto kernel = grouped_gemm_kernel<Config, Epilogue>;
-  constexpr int kShared = static_cast<int>(sizeof(GemmStorage<Config>));
+// A persistent kernel that has a Storage in shared memory: a CTA for every multiprocessor, in clusters.
+template <class Storage, class... Params, class... Args>
+cudaError_t launch_persistent(int cluster, void (*kernel)(Params...), int threads, cudaStream_t stream,
+                              const Args&... args) {
+  constexpr int kShared = static_cast<int>(sizeof(Storage));
   static_assert(kShared <= 227 * 1024, "more shared memory than a CTA can have");
   int device = 0, multiprocessors = 0;
   if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
@@ -33,9 +34,14 @@ cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStrea
       e != cudaSuccess) {
     return e;
   }
-  const int blocks = multiprocessors / Config::kCluster * Config::kCluster;
-  return cuda::launch_early_clusters(Config::kCluster, kernel, blocks, Config::kThreads, kShared, stream,
-                                     params, epilogue);
+  return cuda::launch_early_clusters(cluster, kernel, multiprocessors / cluster * cluster, threads, kShared,
+                                     stream, args...);
+}
+
+template <class Config, class Epilogue>
+cudaError_t launch(const GemmParams& params, const Epilogue& epilogue, cudaStream_t stream) {
+  return launch_persistent<GemmStorage<Config>>(Config::kCluster, grouped_gemm_kernel<Config, Epilogue>,
+                                                Config::kThreads, stream, params, epilogue);
 }
 
 // The instance for this tile, of those that do not share K.

@@ -43,7 +43,8 @@ requires(!Config::kFp8) struct Consumer<Config> {
   std::uint32_t codes, scales;  // this thread's shared-memory addresses in stage 0
   ptx::Descriptor tokens;       // of stage 0
 
-  __device__ Consumer(GemmStorage<Config>& s) {
+  template <class Storage>
+  explicit __device__ Consumer(Storage& s) {
     const int thread = thread_index();
     place = place_of<Config>(thread);
     const int warp = thread / 32 % 4, lane = thread % 32;
@@ -64,8 +65,8 @@ requires(!Config::kFp8) struct Consumer<Config> {
   // while the tensor cores work on the one before, so that two sets of operands take turns; a stage is asked
   // for a chunk early, for the answer takes as long as some decoding. It is given back once the first
   // products of the next one are under way.
-  template <int kWidth>
-  __device__ __forceinline__ void multiply(int chunks, GemmStorage<Config>& s, StageRing& ring,
+  template <int kWidth, class Storage>
+  __device__ __forceinline__ void multiply(int chunks, Storage& s, StageRing& ring,
                                            Accumulators<Config, kWidth>& accumulators) const {
     auto& acc = accumulators[0];
     constexpr int kOwn = Config::kStageChunks / Config::kSplit;  // of a stage's chunks

@@ -1,0 +1,398 @@
+// few_rows.cuh: both GEMMs of a layer in one kernel, for so few rows that reading the weights is all that
+// takes time.
+//
+// A piece of work is 64 weight rows, of either GEMM, for the rows of one expert. CTAs take pieces by a
+// ticket, those of the first GEMM before those of the second, so that one who waits for h waits for CTAs that
+// run, however many of them fit on the GPU. Weights depend on nothing but the pairs' experts, which every CTA
+// sorts out by itself: they stream from the first moment on, through the end of one GEMM and into the next, a
+// ring of stages ahead.
+//
+//   Config    stages, warps
+//   Params    pointers and sizes
+//   Storage   shared memory
+//   Helpers   rows, tickets, producers, consumers
+//   Kernel    set-up and roles
+#pragma once
+
+#include "cuda/combine.cuh"
+#include "cuda/pairs.cuh"
+#include "cuda/ptx/flag.h"
+#include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/grouped_gemm.cuh"
+#include "cuda/sm90/multiply_bf16.cuh"
+
+namespace megamoe::sm90 {
+
+// ---- Config
+
+// Few long stages: asking for one, and giving it back, costs as much as a chunk.
+struct FewConfig : GemmConfig<OperandType::kBf16, 8, 1, 4> {
+  static constexpr int kStageChunks = 4 * kSplit, kStages = 4;
+};
+// Warps: consumers, a producer of weights, producers of tokens, and one that finishes pieces.
+inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = 3;
+inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + 1);
+inline constexpr int kPieces = 8;  // announced at a time
+
+// ---- Params
+
+struct FewParams {
+  struct Gemm {
+    const bf16* tokens;  // rows of `cols` elements, at multiples of 16 bytes
+    std::int64_t token_stride;
+    const std::uint8_t* weights;  // as GemmParams has them, and the next two
+    int tiles;
+    int cols;
+  } gemms[2];
+  const std::int32_t* ids;       // [pairs], and the weights
+  const float* routing_weights;  // (those of weight 0 are left out)
+  int pairs;                     // at most kFewRows
+  int top_k;
+  int experts;
+  // The first GEMM's tokens are the layer's, there since before the kernel ahead began; else they are in
+  // expert order, and that kernel writes them.
+  bool gathers;
+  cuda::CombineParams combine;  // nothing shared
+  bool combines_aligned;
+  std::uint32_t* counters;  // [kFewCounters], 0: as in FewGemms
+};
+
+// ---- Storage
+
+// Rows of one expert, as many as a tile has tokens.
+struct RowTile {
+  int expert, rows, first_row;
+};
+
+struct FewPiece {
+  int gemm;  // 2: there is none
+  int chunks;
+  int row_tile;
+  int weight_tile;
+};
+
+inline constexpr int kNextTicket = 0;  // the counters: the next piece,
+inline constexpr int kFirstReady = 1;  // and for each row tile how many pieces of h have been written
+inline constexpr int kFirstDone = 32;  // and for each group of tiles of y's columns how many are there
+inline constexpr int kGroups = kFewCounters - kFirstDone;
+static_assert(kFirstReady + kFewRows <= kFirstDone);
+
+struct alignas(1024) FewStorage {
+  std::uint8_t tokens[FewConfig::kStages][FewConfig::kStageChunks][FewConfig::kTokenTileBytes];
+  alignas(128) std::uint8_t weights[FewConfig::kStages][1][FewConfig::kStageChunks][FewConfig::kChunkBytes];
+  // Accumulators in passing.
+  alignas(16) float sums[FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
+  alignas(16) FewPiece pieces[kPieces];
+  RowTile row_tiles[kFewRows];
+  int num_row_tiles;
+  int source[kFewRows];  // of the first GEMM's tokens: the row that a routed row reads
+  std::uint64_t full[FewConfig::kStages], empty[FewConfig::kStages];
+  std::uint64_t piece_full[kPieces], piece_empty[kPieces];
+};
+
+// ---- Helpers
+
+// The expert of a lane's pair, or -1.
+__device__ inline int expert_of_lane(const FewParams& p) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return lane < p.pairs ? cuda::expert_of_pair(p.ids, p.routing_weights, p.experts, lane) : -1;
+}
+
+// Sorts the pairs. A warp calls it.
+__device__ inline void list_rows(int expert, const FewParams& p, FewStorage& s) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int row = 0, earlier = 0, all = 0;  // rows before; those of this expert before and altogether
+#pragma unroll 1
+  for (int other = 0; other < p.pairs; ++other) {
+    const int theirs = __shfl_sync(~0u, expert, other);
+    const bool same = theirs == expert, before = same && other < lane;
+    all += same;
+    earlier += before;
+    row += before || (theirs >= 0 && theirs < expert);
+  }
+  const bool begins = expert >= 0 && earlier % FewConfig::kTokens == 0;
+  const unsigned beginnings = __reduce_or_sync(~0u, begins ? 1u << row : 0);
+  if (begins) {
+    s.row_tiles[__popc(beginnings & ((1u << row) - 1))] = {expert, min(all - earlier, FewConfig::kTokens),
+                                                           row};
+  }
+  if (expert >= 0) s.source[row] = p.gathers ? lane / p.top_k : row;
+  if (lane == 0) s.num_row_tiles = __popc(beginnings);
+  __syncwarp();
+}
+
+// The next of the announced pieces. A warp's lanes call it together.
+__device__ inline FewPiece next_piece(StageRing& ring, FewStorage& s) {
+  ptx::mbarrier_wait(&s.piece_full[ring.index], ring.parity);
+  const FewPiece piece = s.pieces[ring.index];
+  const FewPiece result{uniform(piece.gemm), uniform(piece.chunks), uniform(piece.row_tile),
+                        uniform(piece.weight_tile)};
+  if (ptx::elect_one()) ptx::mbarrier_arrive(&s.piece_empty[ring.index]);
+  ring.advance<kPieces>();
+  return result;
+}
+
+__device__ inline int take_ticket(const FewParams& p) {
+  return threadIdx.x % 32 == 0 ? static_cast<int>(atomicAdd(&p.counters[kNextTicket], 1)) : 0;
+}
+
+__device__ inline FewPiece piece_of(int ticket, const FewParams& p, const FewStorage& s) {
+  const int row_tiles = uniform(s.num_row_tiles);
+  for (int gemm = 0; gemm < 2; ++gemm) {
+    const int tiles = p.gemms[gemm].tiles;
+    if (ticket < row_tiles * tiles) {
+      return {gemm, static_cast<int>(chunks_of(FewConfig::kType, p.gemms[gemm].cols)), ticket / tiles,
+              ticket % tiles};
+    }
+    ticket -= row_tiles * tiles;
+  }
+  return {2, 0, 0, 0};
+}
+
+// Announces pieces and starts copying their weights. `ticket`: lane 0 has the first one. NOTE: the next is
+// taken as late as can be: the CTA that takes it should be the first to have done with the pieces it has.
+__device__ inline void produce_weights(int ticket, const FewParams& p, FewStorage& s) {
+  constexpr int kChunks = FewConfig::kStageChunks, kBytes = FewConfig::kChunkBytes;
+  StageRing ring, pieces;
+  for (;; ticket = take_ticket(p)) {
+    const FewPiece piece = piece_of(uniform(ticket), p, s);
+    ptx::mbarrier_wait(&s.piece_empty[pieces.index], pieces.parity ^ 1);
+    if (ptx::elect_one()) {
+      s.pieces[pieces.index] = piece;
+      ptx::mbarrier_arrive(&s.piece_full[pieces.index]);
+    }
+    pieces.advance<kPieces>();
+    if (piece.gemm == 2) return;
+    const FewParams::Gemm& gemm = p.gemms[piece.gemm];
+    const int tile = s.row_tiles[piece.row_tile].expert * gemm.tiles + piece.weight_tile;
+    const std::uint8_t* from = gemm.weights + static_cast<std::int64_t>(tile) * piece.chunks * kBytes;
+    for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
+      const int bytes = min(piece.chunks - chunk, kChunks) * kBytes;
+      ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
+      if (ptx::elect_one()) {
+        ptx::mbarrier_arrive_expect(&s.full[ring.index], bytes);
+        ptx::bulk_copy(s.weights[ring.index], from, bytes, &s.full[ring.index]);
+      }
+      __syncwarp();
+      from += bytes;
+      ring.advance<FewConfig::kStages>();
+    }
+  }
+}
+
+// A row's columns of a stage, in vectors of eight, to where wgmma reads them: the row `to` of
+// 128 bytes of each chunk's tile, its vectors of 16 bytes swapped by the row's number.
+class StageRow {
+ public:
+  __device__ StageRow(const bf16* row, int first_col, int cols) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int col = first_col + vector(i) * 8;
+      vectors_[i] = col < cols ? __ldcg(reinterpret_cast<const uint4*>(row + col)) : uint4{};
+    }
+  }
+  __device__ void store(std::uint8_t (*chunks)[FewConfig::kTokenTileBytes], int to) const {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      std::uint8_t* at = chunks[vector(i) / 8] + to * 128 + (vector(i) % 8 ^ to) * 16;
+      *reinterpret_cast<uint4*>(at) = vectors_[i];
+    }
+  }
+
+ private:
+  static constexpr int kVectors = FewConfig::kStageChunks * FewConfig::kChunkCols / 8 / 32;  // of a lane
+  static __device__ int vector(int i) { return i * 32 + static_cast<int>(threadIdx.x % 32); }
+  uint4 vectors_[kVectors];
+};
+
+// One of the warps that take stages by turns. NOTE: not the copy engine: a copy of 128 bytes takes it as long
+// as one of a whole chunk of weights.
+__device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& s) {
+  constexpr int kChunks = FewConfig::kStageChunks;
+  if (!p.gathers) cuda::await_previous_kernel();
+  StageRing ring, pieces;
+  int turn = 0;
+  for (;;) {
+    const FewPiece piece = next_piece(pieces, s);
+    if (piece.gemm == 2) return;
+    const FewParams::Gemm& gemm = p.gemms[piece.gemm];
+    const RowTile tile = s.row_tiles[piece.row_tile];
+    if (piece.gemm == 1) {
+      const auto all = static_cast<std::uint32_t>(p.gemms[0].tiles);
+      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != all) __nanosleep(100);
+    }
+    for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
+      if (turn == warp) {
+        for (int row = 0; row < tile.rows; ++row) {
+          const int from = tile.first_row + row;
+          const StageRow columns(gemm.tokens + (piece.gemm == 0 ? s.source[from] : from) * gemm.token_stride,
+                                 chunk * FewConfig::kChunkCols, gemm.cols);
+          if (row == 0) ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
+          columns.store(s.tokens[ring.index], row);
+        }
+        ptx::fence_async_proxy();
+        give_back<FewConfig>(&s.full[ring.index]);
+      }
+      turn = (turn + 1) % kTokenWarps;
+      ring.advance<FewConfig::kStages>();
+    }
+  }
+}
+
+// Named barriers. All threads are ready to begin; the consumers have left their sums; and the warp that
+// finishes pieces lets warpgroup 0 (1, 2, 3) leave new ones.
+inline constexpr int kSetUp = 1, kSumsThere = 2, kSumsGone = 3;
+template <int kThreads>
+__device__ inline void arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ inline void sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+inline constexpr int kThereThreads = FewConfig::kConsumerThreads + 32, kGoneThreads = 128 + 32;
+
+// Warpgroups that share the K of a piece.
+__device__ __forceinline__ void consume(FewStorage& s) {
+  StageRing ring, pieces;
+  for (;;) {
+    const FewPiece piece = next_piece(pieces, s);
+    if (piece.gemm == 2) return;
+    const Consumer<FewConfig> consumer(s);
+    Accumulators<FewConfig, FewConfig::kTokens> acc;
+    consumer.template multiply<FewConfig::kTokens>(piece.chunks, s, ring, acc);
+    sync<kGoneThreads>(kSumsGone + consumer.place.part);
+    put_sums<FewConfig, FewConfig::kTokens>(&s.sums[consumer.place.part], 0, acc);
+    arrive<kThereThreads>(kSumsThere);
+  }
+}
+
+// Sums to what leaves the chip. All lanes go through it together.
+template <class Epilogue>
+__device__ __forceinline__ void finish_piece(const Epilogue& epilogue, const Tile& tile, float2 weight_scale,
+                                             float (*sums)[FewConfig::kPitch]) {
+  using Sums = ItemSums<FewConfig, Epilogue::kItemRows>;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x % 32); i < (tile.rows * Sums::kItems + 31) / 32 * 32; i += 32) {
+    const int token = i / Sums::kItems;
+    const TokenScales scales =
+        token < tile.rows ? epilogue.token_scales(tile.first_row + token) : TokenScales{};
+    epilogue.run(tile, tile.weight_tile, token, i % Sums::kItems, &scales, weight_scale, Sums{sums[token]});
+  }
+}
+
+// All tokens' columns of a group of weight tiles of the second GEMM.
+__device__ inline void combine_group(int group, int group_tiles, const FewParams& p) {
+  const int first = group * group_tiles * kTileRows,
+            quads = (min(static_cast<int>(p.combine.hidden), first + group_tiles * kTileRows) - first) / 4;
+  const int all = static_cast<int>(p.combine.tokens) * quads;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < all; i += 32)
+    cuda::combine_four(p.combine, i / quads, first + i % quads * 4, p.combines_aligned);
+}
+
+// Counts a piece of the second GEMM; where its group's are all there, adds them up.
+__device__ inline void note_done(int weight_tile, int group_tiles, const FewParams& p, const FewStorage& s) {
+  const int group = weight_tile / group_tiles;
+  const int tiles = min(group_tiles, p.gemms[1].tiles - group * group_tiles);
+  std::uint32_t before = 0;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) before = ptx::fetch_add(&p.counters[kFirstDone + group], 1);
+  __syncwarp();
+  if (uniform(static_cast<int>(before)) + 1 == tiles * s.num_row_tiles) combine_group(group, group_tiles, p);
+}
+
+// The warp that finishes pieces.
+template <class First>
+__device__ __forceinline__ void finish(const FewParams& p, const First& first, const PlainEpilogue& second,
+                                       FewStorage& s) {
+  // Scales of tokens may be the kernel's before. Whoever waits for this one counts on those before it, too.
+  cuda::await_previous_kernel();
+  const int group_tiles = (p.gemms[1].tiles + kGroups - 1) / kGroups;
+  if (s.num_row_tiles == 0) {
+    for (int group = static_cast<int>(blockIdx.x); group * group_tiles < p.gemms[1].tiles;
+         group += static_cast<int>(gridDim.x)) {
+      combine_group(group, group_tiles, p);
+    }
+  }
+  StageRing pieces;
+  for (;;) {
+    const FewPiece piece = next_piece(pieces, s);
+    if (piece.gemm == 2) return;
+    const RowTile& rows = s.row_tiles[piece.row_tile];
+    const Tile tile{rows.expert, rows.rows, rows.first_row, 0, piece.weight_tile, 1};
+    const float2 weight_scale =
+        piece.gemm == 0 ? first.expert_scales(tile.expert) : second.expert_scales(tile.expert);
+    for (int part = 0; part < FewConfig::kSplit; ++part) arrive<kGoneThreads>(kSumsGone + part);
+    sync<kThereThreads>(kSumsThere);
+    if (piece.gemm == 0) {
+      finish_piece(first, tile, weight_scale, s.sums[0]);
+      __syncwarp();
+      if (ptx::elect_one()) ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
+    } else {
+      finish_piece(second, tile, weight_scale, s.sums[0]);
+      note_done(tile.weight_tile, group_tiles, p, s);
+    }
+    __syncwarp();
+  }
+}
+
+// ---- Kernel
+
+template <class First>
+__global__ void __launch_bounds__(kFewThreads, 1)
+    few_rows_kernel(const __grid_constant__ FewParams p, const __grid_constant__ First first,
+                    const __grid_constant__ PlainEpilogue second) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::uint8_t shared[];
+  auto& s = *reinterpret_cast<FewStorage*>(shared);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+
+  // Weights, whose producer sets up what the others wait for.
+  if (warp == kConsumerWarps) {
+    const int expert = expert_of_lane(p), ticket = take_ticket(p);
+    if (ptx::elect_one()) {
+      for (int i = 0; i < FewConfig::kStages; ++i) {
+        ptx::mbarrier_init(&s.full[i], 2);  // and the bytes
+        ptx::mbarrier_init(&s.empty[i], kConsumerWarps);
+      }
+      for (int i = 0; i < kPieces; ++i) {
+        ptx::mbarrier_init(&s.piece_full[i], 1);
+        ptx::mbarrier_init(&s.piece_empty[i], kConsumerWarps + kTokenWarps + 1);
+      }
+      ptx::mbarrier_init_fence();
+    }
+    list_rows(expert, p, s);
+    arrive<kFewThreads>(kSetUp);
+    produce_weights(ticket, p, s);
+    return;
+  }
+  // A tile's unused rows are never written. What comes of them is not used, but NaN would take the way of
+  // what hardly ever happens.
+  if (warp < kConsumerWarps) {
+    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(s.tokens) / 16);
+         i += FewConfig::kConsumerThreads) {
+      reinterpret_cast<uint4*>(s.tokens)[i] = {};
+    }
+    ptx::fence_async_proxy();
+  }
+  sync<kFewThreads>(kSetUp);
+
+  // The other roles.
+  if (warp < kConsumerWarps) {
+    consume(s);
+  } else if (warp <= kConsumerWarps + kTokenWarps) {
+    produce_tokens(warp - kConsumerWarps - 1, p, s);
+  } else {
+    finish(p, first, second, s);
+  }
+#else
+  __trap();
+#endif
+}
+
+// Instances for the first GEMM's epilogues, in gemm_few.cu.
+template <class First>
+cudaError_t launch_few(const FewParams& params, const First& first, const PlainEpilogue& second,
+                       cudaStream_t stream);
+
+}  // namespace megamoe::sm90
