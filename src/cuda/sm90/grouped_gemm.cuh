@@ -438,8 +438,8 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
                       Config::kTokens, early * Config::kStageChunks, early);
       }
     }
-    cuda::await_previous_kernel();
   }
+  cuda::await_previous_kernel();
   for_widths<Config>([&]<int kIndex>() __attribute__((always_inline)) {
     constexpr int kWidth = Config::kTileWidths.width(kIndex), kShare = Config::kTileWidths.share(kIndex);
     for (; index < uniform(walk.end(kIndex)); index += walk.step()) {
@@ -679,7 +679,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   static_assert(sizeof(Epilogue) <= sizeof(s.epilogue) && std::is_trivially_copyable_v<Epilogue>);
   if (Config::kWide && threadIdx.x == 0) *reinterpret_cast<Epilogue*>(s.epilogue) = epilogue;
-  if (Config::kWide || !p.offsets_settled) cuda::await_previous_kernel();
+  if (!p.offsets_settled) cuda::await_previous_kernel();
   order_experts<Config>(p, s);
   sync_cluster<Config>();
   const TileWalk<Config> walk(p, s);
@@ -687,7 +687,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Roles.
   if (threadIdx.x < Config::kConsumerThreads) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegs));
-    if constexpr (!Config::kWide) cuda::await_previous_kernel();
+    cuda::await_previous_kernel();
     consume<Config>(p, epilogue, walk, s);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kProducerRegs));
