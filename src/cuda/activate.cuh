@@ -4,9 +4,9 @@
 // small that a division might underflow) the steps of the definition run without its branches, those of one
 // element between those of the others; else the definition itself runs.
 //
-// To BF16, bit for bit (activate_nearly): the GPU's own exponential and reciprocal are a few last bits of FP32
-// away from the definition, which BF16 shows only where a midpoint of two of its numbers is as near. There the
-// answer is false, and the definition decides.
+// To BF16, bit for bit (activate_nearly): the GPU's own exponential and reciprocal are a few last bits of
+// FP32 away from the definition, which BF16 shows only where a midpoint of two of its numbers is as near.
+// There the answer is false, and the definition decides.
 #pragma once
 
 #include "layer/activation.h"
@@ -81,7 +81,8 @@ __device__ inline bool activate_ordinary_all(const ActivationConfig& config, flo
 __device__ inline bool activate_all(const ActivationConfig& config, float (&gate)[4], float (&up)[4]) {
   switch (config.kind) {
     case Activation::kSwiGlu: return activate_ordinary_all<Activation::kSwiGlu>(config, gate, up);
-    case Activation::kSwiGluClamped: return activate_ordinary_all<Activation::kSwiGluClamped>(config, gate, up);
+    case Activation::kSwiGluClamped:
+      return activate_ordinary_all<Activation::kSwiGluClamped>(config, gate, up);
     case Activation::kGptOss: return activate_ordinary_all<Activation::kGptOss>(config, gate, up);
     case Activation::kRelu2: break;
   }
@@ -117,9 +118,9 @@ __device__ inline float near_sigmoid(float z) {
   return s;
 }
 
-// How far h may be from the definition's, in last bits of FP32: an error of n of them becomes 2 n by a product
-// (a number may be just below a power of two, the product just above one), and each product rounds on either
-// side: silu's and that by up; gpt-oss's by the gate and by up.
+// How far h may be from the definition's, in last bits of FP32: an error of n of them becomes 2 n by a
+// product (a number may be just below a power of two, the product just above one), and each product rounds on
+// either side: silu's and that by up; gpt-oss's by the gate and by up.
 inline constexpr std::uint32_t kNearUlps = 2 * kSigmoidUlps + 3;
 static_assert(kNearUlps >= 2 * kSiluUlps + 1);
 
@@ -132,9 +133,7 @@ class RoundsAlike {
                         b = bits_of_float(second) - kFirstUncertain;
     nearest_ = __vminu2(nearest_, __byte_perm(a, b, 0x5410));
   }
-  __device__ bool all() const {
-    return min(nearest_ & 0xFFFFu, nearest_ >> 16) > 2 * kNearUlps;
-  }
+  __device__ bool all() const { return min(nearest_ & 0xFFFFu, nearest_ >> 16) > 2 * kNearUlps; }
 
  private:
   std::uint32_t nearest_ = ~0u;
@@ -163,15 +162,14 @@ __device__ inline bool activate_nearly_all(const ActivationConfig& config, const
   return rounds.all() && least_z > kLeastGate && least_s > 0x1p-100f;
 }
 
-// Four adjacent columns of some rows: up becomes a number that rounds to the same BF16 as h. False: this cannot
-// be told, and activate_exactly() must do all of them, from what they were.
+// Four adjacent columns of some rows: up becomes a number that rounds to the same BF16 as h. False: this
+// cannot be told, and activate_exactly() must do all of them, from what they were.
 template <int kRows>
 __device__ inline bool activate_nearly(const ActivationConfig& config, const float (&gate)[kRows][4],
                                        float (&up)[kRows][4]) {
   switch (config.kind) {
     case Activation::kSwiGlu: return activate_nearly_all<Activation::kSwiGlu>(config, gate, up);
-    case Activation::kSwiGluClamped:
-      return activate_nearly_all<Activation::kSwiGluClamped>(config, gate, up);
+    case Activation::kSwiGluClamped: return activate_nearly_all<Activation::kSwiGluClamped>(config, gate, up);
     case Activation::kGptOss: return activate_nearly_all<Activation::kGptOss>(config, gate, up);
     case Activation::kRelu2: break;
   }

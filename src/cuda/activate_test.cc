@@ -22,7 +22,8 @@ TEST_F(ActivateTest, NoOtherBf16ThanTheDefinitions) {
        {ActivationConfig{Activation::kSwiGlu}, ActivationConfig{Activation::kSwiGluClamped, 1.5f},
         ActivationConfig{Activation::kGptOss, 7.0f, 1.702f}}) {
     for (const Gates gates : {Gates::kAnyBits, Gates::kUsual, Gates::kBesideMidpoints}) {
-      SCOPED_TRACE(std::string(to_string(config.kind)) + ", gates " + std::to_string(static_cast<int>(gates)));
+      SCOPED_TRACE(std::string(to_string(config.kind)) + ", gates " +
+                   std::to_string(static_cast<int>(gates)));
       const DeviceArray<NearCounts> counts(std::vector<NearCounts>(1));
       cuda_check(activate_nearly_for_test(config, gates, kGroups, counts.data()), "testing activations");
       const NearCounts got = counts.download()[0];

@@ -17,7 +17,8 @@ __device__ std::uint32_t ulps_between(float a, float b) {
 
 __global__ void sigmoid_kernel(SigmoidErrors* worst) {
   std::uint32_t sigmoid = 0, silu = 0;
-  for (std::uint64_t bits = blockIdx.x * kThreads + threadIdx.x; bits < 1ull << 32; bits += kGrid * kThreads) {
+  for (std::uint64_t bits = blockIdx.x * kThreads + threadIdx.x; bits < 1ull << 32;
+       bits += kGrid * kThreads) {
     const float z = float_of_bits(static_cast<std::uint32_t>(bits));
     if (!(z >= kLeastGate)) continue;
     const float s = near_sigmoid(z), product = __fmul_rn(z, s);
@@ -34,9 +35,7 @@ __device__ std::uint32_t mixed(std::uint64_t seed) {
   seed = (seed ^ seed >> 29) * 0xD6E8FEB86659FD93ull;
   return static_cast<std::uint32_t>(seed >> 32);
 }
-__device__ std::uint32_t bf16_of(float x) {
-  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
+__device__ std::uint32_t bf16_of(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 
 __global__ void near_kernel(ActivationConfig config, Gates gates, std::int64_t count, NearCounts* counts) {
   std::uint32_t wrong = 0, told = 0;
@@ -46,8 +45,10 @@ __global__ void near_kernel(ActivationConfig config, Gates gates, std::int64_t c
     for (int j = 0; j < 4; ++j) {
       const std::uint32_t first = mixed(8 * i + j), second = mixed(8 * i + j + 4);
       // Any bits; or numbers as layers have them.
-      gate[j] = gates == Gates::kAnyBits ? float_of_bits(first) : static_cast<float>(static_cast<int>(first)) * 0x1p-29f;
-      up[j] = gates == Gates::kAnyBits ? float_of_bits(second) : static_cast<float>(static_cast<int>(second)) * 0x1p-30f;
+      gate[j] = gates == Gates::kAnyBits ? float_of_bits(first)
+                                         : static_cast<float>(static_cast<int>(first)) * 0x1p-29f;
+      up[j] = gates == Gates::kAnyBits ? float_of_bits(second)
+                                       : static_cast<float>(static_cast<int>(second)) * 0x1p-30f;
       const ActivatedPair pair = activate(config, gate[j], up[j]);
       if (gates == Gates::kBesideMidpoints) {
         // An `up` whose h is a few last bits from a midpoint of two BF16 numbers, itself among them.

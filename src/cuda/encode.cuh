@@ -345,8 +345,8 @@ class RowEncoder {
   std::uint32_t factor_;
 };
 
-// Four BF16 numbers of a block, two in a word, and what they become under a divisor: magnitudes of codes in bits
-// 9 to 11 of each half.
+// Four BF16 numbers of a block, two in a word, and what they become under a divisor: magnitudes of codes in
+// bits 9 to 11 of each half.
 struct FourCodes {
   std::uint32_t pairs[2];
 
@@ -360,16 +360,16 @@ struct FourCodes {
     }
     return codes;
   }
-  // What they stand for under their block's scale, exactly: 2^-126 times that, as BF16, when moved to the border of
-  // exponent and mantissa.
+  // What they stand for under their block's scale, exactly: 2^-126 times that, as BF16, when moved to the
+  // border of exponent and mantissa.
   __device__ uint2 decoded(const std::uint32_t (&x)[2], float scale) const {
     const auto as_pair = [](std::uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); };
     const __nv_bfloat162 scales = as_pair(__byte_perm(__float_as_uint(scale), 0, 0x3232));
     std::uint32_t words[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const __nv_bfloat162 value = __hmul2(
-          __hmul2(as_pair(pairs[i] >> 3 | (x[i] & 0x80008000u)), as_pair(0x7E807E80u)), scales);
+      const __nv_bfloat162 value =
+          __hmul2(__hmul2(as_pair(pairs[i] >> 3 | (x[i] & 0x80008000u)), as_pair(0x7E807E80u)), scales);
       words[i] = *reinterpret_cast<const std::uint32_t*>(&value);
     }
     return make_uint2(words[0], words[1]);
@@ -381,7 +381,9 @@ __device__ inline float second_of(std::uint32_t pair) { return __uint_as_float(p
 __device__ inline FourCodes encode_four(const std::uint32_t (&x)[2], float d) {
   constexpr std::uint32_t kHalf = 0x01000100u, kLargest = 0x0E000E00u;
   const float y = reciprocal(d) * 0x1p-14f, divisor = d * 0x1p+14f;
-  const auto rounded = [&](float a, float b) { return __vminu2((cut_to_fp16(a, b) + kHalf) & 0xFE00FE00u, kLargest); };
+  const auto rounded = [&](float a, float b) {
+    return __vminu2((cut_to_fp16(a, b) + kHalf) & 0xFE00FE00u, kLargest);
+  };
   FourCodes codes;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

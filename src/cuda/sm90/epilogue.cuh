@@ -65,8 +65,8 @@ struct HiddenOut {
     if (col % 16 == 0 && scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
   }
 
-  // The same to E4M3, of kTogether tokens. A group of 128 columns lies in the lanes of a warp; columns beyond the
-  // last are zero.
+  // The same to E4M3, of kTogether tokens. A group of 128 columns lies in the lanes of a warp; columns beyond
+  // the last are zero.
   template <class Sums>
   __device__ void quantize_fp8(const float (&h)[Sums::kTogether][4], const Tile& tile, int token,
                                int col) const {
@@ -174,8 +174,8 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 }
 
 // The epilogues. expert_scales() are the tensor scales of an expert's weights. run() gets four adjacent
-// weight rows of one token, or of several (ItemSums in grouped_gemm.cuh), and the token's scales; all lanes of a
-// warp call it together, with adjacent items.
+// weight rows of one token, or of several (ItemSums in grouped_gemm.cuh), and the token's scales; all lanes
+// of a warp call it together, with adjacent items.
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
