@@ -377,10 +377,11 @@ int run_tune(const Options& options) {
   TuneReport report;
   {
     const Status status;
-    report =
-        tune(bench_options(options), [&](const std::string& what) { status.show("measuring: " + what); });
+    // Written as it grows, so that what comes to an end early leaves what it has measured.
+    report = tune(
+        bench_options(options), [&](const std::string& what) { status.show("measuring: " + what); },
+        [&](const TuneReport& so_far) { write_file_atomically(options.tune, so_far.text); });
   }
-  write_file_atomically(options.tune, report.text);
   if (options.json) {
     print_json(to_json(report, options));
   } else {

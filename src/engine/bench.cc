@@ -140,7 +140,8 @@ const TileTime& TunedGemm::fastest() const {
                            [](const TileTime& a, const TileTime& b) { return a.seconds < b.seconds; });
 }
 
-TuneReport tune(const BenchOptions& given, const std::function<void(const std::string&)>& on_start) {
+TuneReport tune(const BenchOptions& given, const std::function<void(const std::string&)>& on_start,
+                [[maybe_unused]] const std::function<void(const TuneReport&)>& on_measured) {
   constexpr int kRepeat = 5;
   constexpr std::int64_t kMostTokens = 16384;
   check_options(given);
@@ -166,9 +167,10 @@ TuneReport tune(const BenchOptions& given, const std::function<void(const std::s
   report.device = machine.device;
   const auto measure = [&](LayerBench& layer, std::int64_t tokens) {
     for (TunedGemm& gemm : tune_gemms(layer, tokens)) report.gemms.push_back(std::move(gemm));
+    report.text = fmt::format("# {}\n{}", report.device, tile_times_text(report.gemms));
+    if (on_measured) on_measured(report);
   };
   for_each_result(options, options.tokens, machine.cache_bytes, *target, start, measure);
-  report.text = fmt::format("# {}\n{}", report.device, tile_times_text(report.gemms));
 #endif
   return report;
 }

@@ -385,8 +385,16 @@ TEST(Tune, TimesEveryTileOfBothGemms) {
       }
       continue;
     }
-    const TuneReport report = tune(options);
+    std::vector<std::size_t> measured;
+    std::string last;
+    const TuneReport report = tune(options, {}, [&](const TuneReport& so_far) {
+      measured.push_back(so_far.gemms.size());
+      EXPECT_GT(so_far.text.size(), last.size());
+      last = so_far.text;
+    });
     ASSERT_EQ(report.gemms.size(), 8u);
+    EXPECT_EQ(measured, (std::vector<std::size_t>{2, 4, 6, 8}));
+    EXPECT_EQ(report.text, last);
     std::size_t tiles = 0;
     for (std::size_t i = 0; i < 8; ++i) {
       const TunedGemm& gemm = report.gemms[i];

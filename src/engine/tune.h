@@ -37,8 +37,10 @@ struct TuneReport {
 };
 
 // As bench(), but without numbers of tokens for the powers of two up to 16384 and half-way between them, and
-// without `repeat` five measurements of each. Throws kUnsupported where the backend runs on no GPU.
-TuneReport tune(const BenchOptions& options, const std::function<void(const std::string&)>& on_start = {});
+// without `repeat` five measurements of each. `on_measured` gets what there is so far, after each number of
+// tokens. Throws kUnsupported where the backend runs on no GPU.
+TuneReport tune(const BenchOptions& options, const std::function<void(const std::string&)>& on_start = {},
+                const std::function<void(const TuneReport&)>& on_measured = {});
 
 // In builds with a GPU backend: both GEMMs; and their text.
 std::vector<TunedGemm> tune_gemms(LayerBench& layer, std::int64_t tokens);
