@@ -180,8 +180,8 @@ __device__ inline void produce_weights(int ticket, const FewParams& p, FewStorag
   }
 }
 
-// A row's columns of a stage, in vectors of eight, to where wgmma reads them: the row `to` of
-// 128 bytes of each chunk's tile, its vectors of 16 bytes swapped by the row's number.
+// A row's columns of a stage, in vectors of 16 bytes, and where wgmma reads them: in row `to`, of 128 bytes,
+// of each chunk's tile, its vectors swapped by the row's number.
 class StageRow {
  public:
   __device__ StageRow(const bf16* row, int first_col, int cols) {
@@ -205,8 +205,8 @@ class StageRow {
   uint4 vectors_[kVectors];
 };
 
-// One of the warps that take stages by turns. NOTE: not the copy engine: a copy of 128 bytes takes it as long
-// as one of a whole chunk of weights.
+// One of the warps that take stages by turns. NOTE: by ordinary loads and stores, for starting a copy of the
+// copy engine for each 128 bytes takes longer than a stage's weights do.
 __device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
   if (!p.gathers) cuda::await_previous_kernel();
