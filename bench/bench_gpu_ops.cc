@@ -90,15 +90,13 @@ void bench() {
     report(given ? "swiglu_quantize 16384 x 7168" : "swiglu_quantize, by row", 4 * elements + fp4, [&] {
       return swiglu_quantize({}, values, cols, values + count, cols, rows, cols, mode, out, nullptr);
     });
+    report(given ? "quantize fp16, static" : "quantize fp16, by row", 2 * elements + fp4, [&] {
+      return quantize({ElementType::kFp16, values, cols}, nullptr, rows, cols, mode, out, nullptr);
+    });
+    report(given ? "quantize f32, static" : "quantize f32, by row", 4 * elements + fp4, [&] {
+      return quantize({ElementType::kF32, values, cols}, nullptr, rows, cols, mode, out, nullptr);
+    });
   }
-  report("quantize fp16, static", 2 * elements + fp4, [&] {
-    return quantize({ElementType::kFp16, values, cols}, nullptr, rows, cols, TensorScales::kGiven, out,
-                    nullptr);
-  });
-  report("quantize f32, static", 4 * elements + fp4, [&] {
-    return quantize({ElementType::kF32, values, cols}, nullptr, rows, cols, TensorScales::kGiven, out,
-                    nullptr);
-  });
   const Nvfp4In in{codes.data(), scales.data(), tensor_scales.data(), false};
   report("dequantize to bf16", 2 * elements + fp4,
          [&] { return dequantize(in, rows, cols, ElementType::kBf16, target.data(), nullptr); });

@@ -1,8 +1,12 @@
-// activate.cuh: layer/activation.h for several elements at once, bit for bit.
+// activate.cuh: layer/activation.h for several elements at once.
 //
-// Where no element is far from ordinary (NaN, a huge magnitude, one so small that a division might underflow)
-// the steps of the definition run without its branches, those of one element between those of the others;
-// else the definition itself runs.
+// To FP32, bit for bit (activate_all): where no element is far from ordinary (NaN, a huge magnitude, one so
+// small that a division might underflow) the steps of the definition run without its branches, those of one
+// element between those of the others; else the definition itself runs.
+//
+// To BF16, bit for bit (activate_nearly): the GPU's own exponential and reciprocal are a few last bits of FP32
+// away from the definition, which BF16 shows only where a midpoint of two of its numbers is as near. There the
+// answer is false, and the definition decides.
 #pragma once
 
 #include "layer/activation.h"
@@ -60,39 +64,118 @@ __device__ inline ActivatedPair activate_ordinary(const ActivationConfig& config
   return {s, __fmul_rn(s, up)};
 }
 
-template <Activation kKind, int kTogether, int kRows>
-__device__ inline bool activate_ordinary_all(const ActivationConfig& config, float (&gate)[kRows][4],
-                                             float (&up)[kRows][4]) {
+template <Activation kKind>
+__device__ inline bool activate_ordinary_all(const ActivationConfig& config, float (&gate)[4],
+                                             float (&up)[4]) {
   MagnitudeRange gates = ordinary_gates<kKind>();
 #pragma unroll
-  for (int i = 0; i < 4 * kRows; ++i) {
-    float &g = gate[i / 4][i % 4], &u = up[i / 4][i % 4];
-    // As if it needed the result of the element kTogether before.
-    if (i >= kTogether) asm volatile("" : "+f"(g), "+f"(up[(i - kTogether) / 4][(i - kTogether) % 4]));
-    const ActivatedPair pair = activate_ordinary<kKind>(config, g, u, gates);
-    g = pair.gate, u = pair.h;
+  for (int i = 0; i < 4; ++i) {
+    const ActivatedPair pair = activate_ordinary<kKind>(config, gate[i], up[i], gates);
+    gate[i] = pair.gate, up[i] = pair.h;
   }
   return gates.holds_all();
 }
 
-// Four adjacent columns of some rows, in place: gate becomes what its columns hold, up becomes h. False: some
-// element is not ordinary, and activate_any() must do all of them, from what they were. Steps of kTogether
-// elements lie between each other: more take more registers.
-template <int kTogether, int kRows>
-__device__ inline bool activate_all(const ActivationConfig& config, float (&gate)[kRows][4],
-                                    float (&up)[kRows][4]) {
+// Four elements in place: gate becomes what its columns hold, up becomes h. False: some element is not
+// ordinary.
+__device__ inline bool activate_all(const ActivationConfig& config, float (&gate)[4], float (&up)[4]) {
   switch (config.kind) {
-    case Activation::kSwiGlu: return activate_ordinary_all<Activation::kSwiGlu, kTogether>(config, gate, up);
-    case Activation::kSwiGluClamped:
-      return activate_ordinary_all<Activation::kSwiGluClamped, kTogether>(config, gate, up);
-    case Activation::kGptOss: return activate_ordinary_all<Activation::kGptOss, kTogether>(config, gate, up);
+    case Activation::kSwiGlu: return activate_ordinary_all<Activation::kSwiGlu>(config, gate, up);
+    case Activation::kSwiGluClamped: return activate_ordinary_all<Activation::kSwiGluClamped>(config, gate, up);
+    case Activation::kGptOss: return activate_ordinary_all<Activation::kGptOss>(config, gate, up);
     case Activation::kRelu2: break;
   }
   return false;
 }
-static __device__ __noinline__ ActivatedPair activate_any(const ActivationConfig& config, float gate,
-                                                          float up) {
-  return activate(config, gate, up);
+
+// Four elements in place, as the definition has them: gate becomes what its columns hold, up becomes h. A
+// call, for what is seldom needed should take neither registers nor instructions where it is not.
+static __device__ __noinline__ void activate_exactly(const ActivationConfig& config, float* gate, float* up) {
+  float g[4], u[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) g[i] = gate[i], u[i] = up[i];
+  if (activate_all(config, g, u)) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gate[i] = g[i], up[i] = u[i];
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const ActivatedPair pair = activate(config, gate[i], up[i]);
+    gate[i] = pair.gate, up[i] = pair.h;
+  }
+}
+
+// sigmoid(z) with the GPU's own exponential and reciprocal. From z = kLeastGate up it is within
+// kSigmoidUlps of the definition, and z times it within kSiluUlps of silu(z) (ActivateTest tries every z).
+inline constexpr float kLeastGate = -10.0f;
+inline constexpr std::uint32_t kSigmoidUlps = 9, kSiluUlps = 10;
+__device__ inline float near_sigmoid(float z) {
+  float e, s;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(z, -0x1.715476p+0f)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(__fadd_rn(1.0f, e)));
+  return s;
+}
+
+// How far h may be from the definition's, in last bits of FP32: an error of n of them becomes 2 n by a product
+// (a number may be just below a power of two, the product just above one), and each product rounds on either
+// side: silu's and that by up; gpt-oss's by the gate and by up.
+inline constexpr std::uint32_t kNearUlps = 2 * kSigmoidUlps + 3;
+static_assert(kNearUlps >= 2 * kSiluUlps + 1);
+
+// Collects whether numbers less than kNearUlps away round to the same BF16, two numbers at a time.
+class RoundsAlike {
+ public:
+  __device__ void add(float first, float second) {
+    constexpr std::uint32_t kFirstUncertain = 0x8000u - kNearUlps;  // of the 16 bits that rounding drops
+    const std::uint32_t a = bits_of_float(first) - kFirstUncertain,
+                        b = bits_of_float(second) - kFirstUncertain;
+    nearest_ = __vminu2(nearest_, __byte_perm(a, b, 0x5410));
+  }
+  __device__ bool all() const {
+    return min(nearest_ & 0xFFFFu, nearest_ >> 16) > 2 * kNearUlps;
+  }
+
+ private:
+  std::uint32_t nearest_ = ~0u;
+};
+
+template <Activation kKind, int kRows>
+__device__ inline bool activate_nearly_all(const ActivationConfig& config, const float (&gate)[kRows][4],
+                                           float (&up)[kRows][4]) {
+  RoundsAlike rounds;
+  float least_z = 0.0f, least_s = 1.0f;
+#pragma unroll
+  for (int i = 0; i < 4 * kRows; ++i) {
+    float g = gate[i / 4][i % 4], u = up[i / 4][i % 4];
+    if constexpr (kKind != Activation::kSwiGlu) {
+      g = min_or_nan(g, config.limit);
+      u = max_or_nan(min_or_nan(u, config.limit), -config.limit);
+    }
+    const float z = kKind == Activation::kGptOss ? __fmul_rn(config.alpha, g) : g;
+    const float s = __fmul_rn(g, near_sigmoid(z));
+    if constexpr (kKind == Activation::kGptOss) u = __fadd_rn(u, 1.0f);
+    up[i / 4][i % 4] = __fmul_rn(s, u);
+    least_z = fminf(least_z, z), least_s = fminf(least_s, fabsf(s));
+    if (i % 2 == 1) rounds.add(up[i / 4][i % 4 - 1], up[i / 4][i % 4]);
+  }
+  // Below 2^-100 last bits are of another size. NaN is in no minimum: it comes out as the definition's does.
+  return rounds.all() && least_z > kLeastGate && least_s > 0x1p-100f;
+}
+
+// Four adjacent columns of some rows: up becomes a number that rounds to the same BF16 as h. False: this cannot
+// be told, and activate_exactly() must do all of them, from what they were.
+template <int kRows>
+__device__ inline bool activate_nearly(const ActivationConfig& config, const float (&gate)[kRows][4],
+                                       float (&up)[kRows][4]) {
+  switch (config.kind) {
+    case Activation::kSwiGlu: return activate_nearly_all<Activation::kSwiGlu>(config, gate, up);
+    case Activation::kSwiGluClamped:
+      return activate_nearly_all<Activation::kSwiGluClamped>(config, gate, up);
+    case Activation::kGptOss: return activate_nearly_all<Activation::kGptOss>(config, gate, up);
+    case Activation::kRelu2: break;
+  }
+  return false;
 }
 
 }  // namespace megamoe::cuda

@@ -17,12 +17,6 @@ namespace megamoe::cuda {
 template <class T>
 struct RawBlock;
 
-// The signs of eight elements, each in the highest bit of its nibble, from the top bytes of the even and of
-// the odd ones.
-__device__ inline std::uint32_t join_signs(std::uint32_t even, std::uint32_t odd) {
-  return ((even >> 4) & 0x08080808u) | (odd & 0x80808080u);
-}
-
 template <>
 struct RawBlock<float> {
   static constexpr int kVectors = 4, kSpareBits = 0;
@@ -31,14 +25,6 @@ struct RawBlock<float> {
   __device__ float operator()(int i) const {
     const uint4& v = raw[i / 4];
     return __uint_as_float(i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w);
-  }
-  __device__ std::uint32_t signs(int w) const {
-    const auto top_bytes = [&](int first) {  // of every second element
-      const auto bits = [&](int i) { return __float_as_uint((*this)(8 * w + first + i)); };
-      return __byte_perm(__byte_perm(bits(0), bits(2), 0x0073), __byte_perm(bits(4), bits(6), 0x0073),
-                         0x5410);
-    };
-    return join_signs(top_bytes(0), top_bytes(1));
   }
   // The bits of the largest magnitude, kFloatInf or more if one is not finite.
   __device__ std::uint32_t amax() const {
@@ -57,11 +43,6 @@ struct RawPairs {
   __device__ std::uint32_t word(int i) const {
     const uint4& v = raw[i / 4];
     return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
-  }
-  __device__ std::uint32_t signs(int w) const {
-    const std::uint32_t early = __byte_perm(word(4 * w), word(4 * w + 1), 0x7531);  // top bytes, in order
-    const std::uint32_t late = __byte_perm(word(4 * w + 2), word(4 * w + 3), 0x7531);
-    return join_signs(__byte_perm(early, late, 0x6420), __byte_perm(early, late, 0x7531));
   }
 };
 
@@ -87,14 +68,13 @@ __device__ inline std::uint32_t larger_fp16_pair(std::uint32_t a, std::uint32_t 
 }
 #endif
 
-// The largest 15-bit magnitude of a block of them.
+// The largest 15-bit magnitude of a block of them, in the upper half.
 template <class Larger>
 __device__ inline std::uint32_t largest_magnitude(const RawPairs& block, const Larger& larger) {
   std::uint32_t pair = block.word(0);
 #pragma unroll
   for (int i = 1; i < kNvfp4Block / 2; ++i) pair = larger(pair, block.word(i));
-  pair &= 0x7FFF7FFFu;
-  return max(pair & 0xFFFFu, pair >> 16);
+  return larger(pair, __byte_perm(pair, pair, 0x1032)) & 0x7FFF0000u;
 }
 
 template <>
@@ -103,7 +83,7 @@ struct RawBlock<bf16> : RawPairs {
   __device__ float operator()(int i) const {
     return __uint_as_float(i % 2 == 0 ? word(i / 2) << 16 : word(i / 2) & 0xFFFF0000u);
   }
-  __device__ std::uint32_t amax() const { return largest_magnitude(*this, larger_bf16_pair) << 16; }
+  __device__ std::uint32_t amax() const { return largest_magnitude(*this, larger_bf16_pair); }
 };
 
 template <>
@@ -114,7 +94,7 @@ struct RawBlock<fp16> : RawPairs {
     return __half2float(__half(half));
   }
   __device__ std::uint32_t amax() const {
-    const __half_raw half{static_cast<unsigned short>(largest_magnitude(*this, larger_fp16_pair))};
+    const __half_raw half{static_cast<unsigned short>(largest_magnitude(*this, larger_fp16_pair) >> 16)};
     return __float_as_uint(__half2float(__half(half))) & kFloatMagnitude;
   }
 };
@@ -154,10 +134,14 @@ static __device__ __noinline__ uint4 load_unaligned(const T* at) {
 template <class T>
 __device__ RawBlock<T> load_block(const T* from, int step, bool aligned) {
   RawBlock<T> block;
+  const auto load = [&](const auto& vector) {
 #pragma unroll
-  for (int v = 0; v < RawBlock<T>::kVectors; ++v) {
-    const T* at = from + v * step;
-    block.raw[v] = aligned ? __ldcs(reinterpret_cast<const uint4*>(at)) : load_unaligned(at);
+    for (int v = 0; v < RawBlock<T>::kVectors; ++v) block.raw[v] = vector(from + v * step);
+  };
+  if (aligned) {
+    load([](const T* at) { return __ldcs(reinterpret_cast<const uint4*>(at)); });
+  } else {
+    load([](const T* at) { return load_unaligned(at); });
   }
   return block;
 }
@@ -223,20 +207,30 @@ struct ActivationSource {
       Block h;
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        float gates[2][4], values[2][4];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) gates[i / 4][i % 4] = g(v * 8 + i), values[i / 4][i % 4] = u(v * 8 + i);
-        if (!activate_all<4>(config, gates, values)) {
-#pragma unroll
-          for (int i = 0; i < 8; ++i)
-            values[i / 4][i % 4] = activate_any(config, g(v * 8 + i), u(v * 8 + i)).h;
-        }
         std::uint32_t words[4];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const __nv_bfloat162 pair =
-              __floats2bfloat162_rn(values[w / 2][w % 2 * 2], values[w / 2][w % 2 * 2 + 1]);
-          words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
+        for (int first = 0; first < 8; first += 4) {
+          float gates[1][4], values[1][4];
+          const auto read = [&] {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              gates[0][i] = g(v * 8 + first + i), values[0][i] = u(v * 8 + first + i);
+          };
+          read();
+          if (!activate_nearly(config, gates, values)) {
+            read();
+            float exact_gates[4], exact[4];  // in memory, but here alone
+#pragma unroll
+            for (int i = 0; i < 4; ++i) exact_gates[i] = gates[0][i], exact[i] = values[0][i];
+            activate_exactly(config, exact_gates, exact);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values[0][i] = exact[i];
+          }
+#pragma unroll
+          for (int i = 0; i < 4; i += 2) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(values[0][i], values[0][i + 1]);
+            words[(first + i) / 2] = *reinterpret_cast<const std::uint32_t*>(&pair);
+          }
         }
         h.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);
       }

@@ -8,16 +8,12 @@
 // range; other blocks take the definition's own steps.
 //
 // Codes of a block: cut to FP16, where 2^-14 stands for 1, a quotient has its code on the border of exponent
-// and mantissa, FP16's subnormals being E2M1's; half a code added to the bits rounds two at a time, ties away
-// from zero. Quotients a last bit smaller tell ties, which go to even codes.
+// and mantissa, FP16's subnormals being E2M1's; half a code added to the bits rounds, ties away from zero.
+// Quotients a last bit smaller tell ties, which go to even codes.
 //
 // BF16 and FP16: so few bits hardly put a number near a midpoint, and the significand of a block's scale has
-// but eight values. A row's Midpoints say beforehand which way such numbers go; products by 1 / d, shifted a
-// little that way, take the place of quotients.
-//
-// Codes of four values: with u = |q| / 2 a code is the sum of 4 min(u, 1), 2 min(max(u - 1, 0), 1) and
-// min(max(u - 2, 0), 1), each rounded to an integer, ties to even: in every range one of them moves and the
-// others are even numbers. Cutting to [0, 1] is free, and rounding is what adding to 3 * 2^22 does.
+// but eight values. A row's RowEncoder works out for each which way such numbers go; products by 1 / d,
+// shifted a little that way, take the place of quotients.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -46,15 +42,6 @@ __device__ inline float refine(float quotient, float a, float b, float y) {
   return __fmaf_rn(__fmaf_rn(-b, quotient, a), y, quotient);
 }
 
-// The code of `u` = |q| / 2 >= 0 in the last bits of kRoundBits + code.
-inline constexpr float kRound = 0x1.8p+23f;
-inline constexpr std::uint32_t kRoundBits = 0x4B400000u;
-__device__ inline std::uint32_t e2m1_biased(float u) {
-  const float low = __saturatef(u), middle = __saturatef(__fadd_rn(u, -1.0f)),
-              high = __saturatef(__fadd_rn(u, -2.0f));
-  return __float_as_uint(__fadd_rn(high, __fmaf_rn(middle, 2.0f, __fmaf_rn(low, 4.0f, kRound))));
-}
-
 // E4M3 of a positive number within [2^-9, 448], and back.
 __device__ inline std::uint8_t scale_to_e4m3(float x) {
   return static_cast<std::uint8_t>(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
@@ -81,21 +68,22 @@ __device__ inline float decoding_scale(std::uint8_t code) {
   return code == kE4M3NaN ? __uint_as_float(0x7FC00000u) : scale_of_e4m3(code);
 }
 
-// Four values to E4M3 under the scale d of their group, as numerics/fp8_tile.h defines; the first in the low
-// byte. The quotients are a compiler's own division, its reciprocal made once and its tests left out: in this
-// range of d nothing underflows but what becomes 0 anyway.
-__device__ inline std::uint32_t encode_fp8x4(const float (&x)[4], float d, bool all_finite) {
+// numerics/fp8_tile.h: the scale of a group of 128 and the codes of four of its values, the first in the low
+// byte, where its largest magnitude is within these bounds and the four are finite. The quotients are a
+// compiler's own division, its reciprocal made once and its tests left out: nothing underflows but what
+// becomes 0 anyway.
+inline constexpr float kFastTileMin = 0x1p-70f, kFastTileMax = kFastMax;
+__device__ inline float fast_tile_scale(float amax) {
+  constexpr float kReciprocal = 1.0f / kE4M3Max;  // one step is enough with it, for every significand
+  return refine(__fmul_rn(amax, kReciprocal), amax, kE4M3Max, kReciprocal);
+}
+__device__ inline std::uint32_t fast_tile_codes(const float (&x)[4], float d) {
+  const float y = reciprocal(d);
   float q[4];  // magnitudes
-  if (d >= kFastMin && d <= kFastMax) {
-    const float y = reciprocal(d);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float a = fabsf(x[i]);
-      q[i] = refine(refine(__fmul_rn(a, y), a, d, y), a, d, y);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[i] = __fdiv_rn(fabsf(x[i]), d);
+  for (int i = 0; i < 4; ++i) {
+    const float a = fabsf(x[i]);
+    q[i] = refine(refine(__fmul_rn(a, y), a, d, y), a, d, y);
   }
   const auto pair = [](float low, float high) -> std::uint32_t {
     return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
@@ -103,13 +91,38 @@ __device__ inline std::uint32_t encode_fp8x4(const float (&x)[4], float d, bool 
   std::uint32_t word = pair(q[0], q[1]) | pair(q[2], q[3]) << 16;
 #pragma unroll
   for (int i = 0; i < 4; ++i) word |= __float_as_uint(x[i]) >> (24 - 8 * i) & (0x80u << (8 * i));
-  if (all_finite) return word;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t byte = 0xFFu << (8 * i), nan = static_cast<std::uint32_t>(kE4M3NaN) << (8 * i);
-    if (!is_finite(x[i])) word = (word & ~byte) | nan;
-  }
   return word;
+}
+// The same for all others, by the definition. Calls, for they are rare.
+static __device__ __noinline__ float rare_tile_scale(float amax) { return fp8_tile_scale(amax); }
+static __device__ __noinline__ std::uint32_t rare_tile_codes(float4 x, float d) {
+  return fp8_code(x.x, d) | fp8_code(x.y, d) << 8 | fp8_code(x.z, d) << 16 |
+         static_cast<std::uint32_t>(fp8_code(x.w, d)) << 24;
+}
+// Scales and codes of kGroups fours, each lane's of the same groups: of values x, which are finite where
+// `finite`, and groups' largest finite magnitudes.
+template <int kGroups>
+__device__ inline void encode_tiles(const float (&x)[kGroups][4], const std::uint32_t (&amax)[kGroups],
+                                    bool finite, float (&d)[kGroups], std::uint32_t (&codes)[kGroups]) {
+  bool fast = finite;
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const float a = __uint_as_float(amax[k]);
+    fast = fast && a >= kFastTileMin && a <= kFastTileMax;
+  }
+  if (fast) {
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      d[k] = fast_tile_scale(__uint_as_float(amax[k]));
+      codes[k] = fast_tile_codes(x[k], d[k]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    d[k] = rare_tile_scale(__uint_as_float(amax[k]));
+    codes[k] = rare_tile_codes(make_float4(x[k][0], x[k][1], x[k][2], x[k][3]), d[k]);
+  }
 }
 
 struct EncodedBlock {
@@ -117,9 +130,9 @@ struct EncodedBlock {
   Nvfp4Scale scale;
 };
 
-// By the definition's own steps. Hardly a block takes this way.
+// By the definition's own steps. A call, for hardly a block takes this way.
 template <class Block>
-__device__ EncodedBlock encode_slowly(const Block& values, float g) {
+static __device__ __noinline__ EncodedBlock encode_slowly(const Block values, float g) {
   float unpacked[kNvfp4Block];
 #pragma unroll
   for (int i = 0; i < kNvfp4Block; ++i) unpacked[i] = values(i);
@@ -131,8 +144,70 @@ __device__ EncodedBlock encode_slowly(const Block& values, float g) {
   return {make_uint2(words[0], words[1]), scale};
 }
 
-// How numbers of kSpareBits bits fewer than FP32's compare, divided by d, with E2M1's midpoints, which are 1,
-// 3, 5 and 7 times powers of two. Next to m d there is one such number, but for a power of two.
+// Two floats cut to FP16, the first in the low half.
+__device__ inline std::uint32_t cut_to_fp16(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two of them cut to 6, the largest code's, their signs kept.
+__device__ inline std::uint32_t cut_to_six(std::uint32_t pair) {
+  constexpr std::uint32_t kSixes = 0x0E000E00u;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+  std::uint32_t cut;
+  asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(cut) : "r"(pair), "r"(kSixes));
+  return cut;
+#else
+  return __vminu2(pair & 0x7FFF7FFFu, kSixes) | (pair & 0x80008000u);
+#endif
+}
+
+// Codes of four quotients as bytes: sign, three zeros, code, and the bit that says how to round.
+__device__ inline std::uint32_t upper_bytes(std::uint32_t first, std::uint32_t second) {
+  return __byte_perm(first, second, 0x7531);
+}
+inline constexpr std::uint32_t kHalfCodes = 0x01010101u;  // rounds them
+
+// The even ones where codes differ, `up` being the next to `down`.
+__device__ inline std::uint32_t even_of(std::uint32_t up, std::uint32_t down) {
+  return up - (up & ~down & 2 * kHalfCodes);
+}
+
+// Eight codes from the bytes of elements 0, 2, 4, 6 and of elements 1, 3, 5, 7.
+__device__ inline std::uint32_t join_codes(std::uint32_t even, std::uint32_t odd) {
+  const auto choose = [](std::uint32_t mask, std::uint32_t a, std::uint32_t b) {
+    return ((a ^ b) & mask) ^ b;
+  };
+  return choose(0x0F0F0F0Fu, choose(0x08080808u, even >> 4, even >> 1), choose(0x80808080u, odd, odd << 3));
+}
+
+// The codes of a block under d, by quotients. `large`: they may be 7 or more.
+template <class Block>
+__device__ inline uint2 encode_quotients(const Block& values, float d, bool large) {
+  std::uint32_t bytes[4];  // of each half's even and odd elements
+  const float y = reciprocal(d) * 0x1p-14f, divisor = d * 0x1p+14f;
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    float q[4], smaller[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float x = values(b / 2 * 8 + b % 2 + 2 * i), a = fabsf(x);
+      q[i] = copysignf(refine(__fmul_rn(a, y), a, divisor, y), x);
+      smaller[i] = __fmul_rn(q[i], 0x1.fffffep-1f);
+    }
+    const auto rounded = [&](const float(&of)[4]) {
+      std::uint32_t first = cut_to_fp16(of[0], of[1]), second = cut_to_fp16(of[2], of[3]);
+      if (large) first = cut_to_six(first), second = cut_to_six(second);
+      return upper_bytes(first, second) + kHalfCodes;
+    };
+    bytes[b] = even_of(rounded(q), rounded(smaller));
+  }
+  return make_uint2(join_codes(bytes[0], bytes[1]), join_codes(bytes[2], bytes[3]));
+}
+
+// How numbers of kSpareBits bits fewer than FP32's compare, divided by d, with E2M1's midpoints, which are m
+// = 1, 3, 5 and 7 times powers of two. Next to m d there is one such number, but for a power of two.
 struct MidpointSide {
   bool near;  // within 16 units in the last place of FP32 of m d: products by 1 / d, off by less than 4, may
               // be wrong
@@ -148,183 +223,189 @@ __device__ inline MidpointSide midpoint_side(float d, int m) {
   return {bits - number + 16u <= 32u, quotient > factor || (quotient == factor && m % 4 == 3)};
 }
 
-// What is so of each m (1, 3, 5, 7: bits 0 to 3).
+// Midpoints next to which there is a number, by its side: m in bit 4 (m - 1).
 struct MidpointSides {
   std::uint32_t up, down;
 };
 
-// midpoint_side() under a tensor scale g and every scale with an exponent: four bits for each significand.
-template <int kSpareBits>
-class Midpoints {
- public:
-  // The lanes of a warp call it together.
-  explicit __device__ Midpoints(float g) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const MidpointSide side =
-        midpoint_side<kSpareBits>(static_cast<float>(8 + lane / 4) * g, lane % 4 * 2 + 1);
-    up_ = __ballot_sync(~0u, side.near && side.up);
-    down_ = __ballot_sync(~0u, side.near && !side.up);
+// By what encode_by_products() multiplies: 2^-14 / d, shifted so that numbers next to midpoints go to their
+// sides; negative if that is the side of the even code, as of ties; 0 if it is none of these.
+__device__ inline float product_factor(float d, const MidpointSides& sides) {
+  constexpr float kShift = 0x1p-21f;
+  constexpr std::uint32_t kBelowOdd = 0x00010001u, kBelowEven = 0x01000100u;
+  const float y = reciprocal(d) * 0x1p-14f, up = __fmaf_rn(y, kShift, y);
+  if (sides.down == 0) return up;
+  if (sides.up == 0) return __fmaf_rn(y, -kShift, y);
+  return (sides.up & kBelowOdd) == 0 && (sides.down & kBelowEven) == 0 ? -up : 0.0f;
+}
+
+// The codes of a block. `some_negative`: a lane's factor is. `large`: quotients may be 7 or more.
+template <class Block>
+__device__ inline uint2 encode_by_products(const Block& values, float factor, bool some_negative,
+                                           bool large) {
+  std::uint32_t bytes[4];  // of each half's even and odd elements
+  const auto rounded = [&](int b, float y) {
+    std::uint32_t pairs[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int first = b / 2 * 8 + b % 2 + 4 * i;
+      pairs[i] = cut_to_fp16(__fmul_rn(values(first), y), __fmul_rn(values(first + 2), y));
+      if (large) pairs[i] = cut_to_six(pairs[i]);
+    }
+    return upper_bytes(pairs[0], pairs[1]) + kHalfCodes;
+  };
+#pragma unroll
+  for (int b = 0; b < 4; ++b) bytes[b] = rounded(b, fabsf(factor));
+  if (some_negative) {
+    const float down = factor < 0.0f ? __fmul_rn(-factor, 1.0f - 0x1p-20f) : factor;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) bytes[b] = even_of(bytes[b], rounded(b, down));
   }
-  __device__ MidpointSides sides(std::uint8_t scale) const {
-    const int shift = scale % 8 * 4;
-    return {up_ >> shift & 15u, down_ >> shift & 15u};
+  return make_uint2(join_codes(bytes[0], bytes[1]), join_codes(bytes[2], bytes[3]));
+}
+
+// a / 6 g, rounded.
+class ScaleQuotient {
+ public:
+  explicit __device__ ScaleQuotient(float g) : divisor_(kE2M1Max * g), y_(reciprocal(divisor_)) {}
+  __device__ float operator()(float a) const {
+    return refine(refine(__fmul_rn(a, y_), a, divisor_, y_), a, divisor_, y_);
   }
 
  private:
-  std::uint32_t up_, down_;
-};
-template <>
-class Midpoints<0> {
- public:
-  explicit __device__ Midpoints(float) {}
+  float divisor_, y_;
 };
 
-// Two floats cut to FP16, the first in the low half.
-__device__ inline std::uint32_t cut_to_fp16(float low, float high) {
-  std::uint32_t pair;
-  asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-inline constexpr std::uint32_t kHalfCodes = 0x01000100u, kCodes = 0x0E000E00u, kOddCodes = 0x02000200u;
-
-// Eight codes from pairs of elements i and i + 4, in bits 9 to 11 of each half.
-__device__ inline std::uint32_t join_codes(const std::uint32_t (&pairs)[4]) {
-  const std::uint32_t early = pairs[0] + pairs[1] * 16, late = pairs[2] + pairs[3] * 16;
-  return early >> 9 | late >> 1;
-}
-
-// The codes of a block under d, by quotients. kCut: they may be 7 or more.
-template <bool kCut, class Block>
-__device__ inline uint2 encode_quotients(const Block& values, float d) {
-  std::uint32_t words[2];
-  const float y = reciprocal(d) * 0x1p-14f, divisor = d * 0x1p+14f;
-#pragma unroll
-  for (int w = 0; w < 2; ++w) {
-    std::uint32_t codes[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float q[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float a = fabsf(values(w * 8 + i + 4 * j));
-        if constexpr (kCut) a = fminf(a, 6.0f * d);
-        q[j] = refine(__fmul_rn(a, y), a, divisor, y);
-      }
-      constexpr float kSmaller = 0x1.fffffep-1f;
-      const std::uint32_t up = (cut_to_fp16(q[0], q[1]) + kHalfCodes) & kCodes;
-      const std::uint32_t down =
-          cut_to_fp16(__fmul_rn(q[0], kSmaller), __fmul_rn(q[1], kSmaller)) + kHalfCodes;
-      codes[i] = up - (up & ~down & kOddCodes);
-    }
-    words[w] = join_codes(codes) | values.signs(w);
-  }
-  return make_uint2(words[0], words[1]);
-}
-// A call, for it is rare.
-template <class Block>
-static __device__ __noinline__ uint2 encode_rare_block(const Block values, float d) {
-  return encode_quotients<true>(values, d);
-}
-
-// Elements i and i + 4 of a word's eight: codes in bits 9 to 11 of each half, of products, ties away from
-// zero.
-template <class Block>
-__device__ inline std::uint32_t pair_of_products(const Block& values, int first, float y) {
-  return (cut_to_fp16(__fmul_rn(fabsf(values(first)), y), __fmul_rn(fabsf(values(first + 4)), y)) +
-          kHalfCodes) &
-         kCodes;
-}
-
-// The codes of a block under d, its quotients below 7, by products. Sides of 1 and 5, and those of 3 and 7,
-// agree.
-template <class Block>
-__device__ inline uint2 encode_by_products(const Block& values, float d, const MidpointSides& sides) {
-  constexpr float kShift = 0x1p-21f;
-  const float exact = reciprocal(d) * 0x1p-14f;
-  const float y = __fmaf_rn(exact, sides.up != 0 ? kShift : sides.down != 0 ? -kShift : 0.0f, exact);
-  std::uint32_t codes[2][4];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) codes[i / 4][i % 4] = pair_of_products(values, i / 4 * 8 + i % 4, y);
-  if (sides.up != 0 && sides.down != 0) {
-    // Some go up and some down: midpoints of 1 and 5 lie above even codes, those of 3 and 7 above odd ones.
-    const float smaller = __fmaf_rn(exact, -kShift, exact);
-    const std::uint32_t even_up = (sides.up & 5u) != 0 ? kOddCodes : 0u;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      std::uint32_t& code = codes[i / 4][i % 4];
-      const std::uint32_t down = pair_of_products(values, i / 4 * 8 + i % 4, smaller);
-      code = down + ((code - down) & (down ^ even_up));
-    }
-  }
-  return make_uint2(join_codes(codes[0]) | values.signs(0), join_codes(codes[1]) | values.signs(1));
-}
-
-// The codes of a block's finite values, the largest of which has the bits `amax`, under d = scale times a
-// tensor scale, within the range above. values(i) is element i, values.signs(w) the signs of elements 8 w ..
-// 8 w + 7, each in the highest bit of its nibble; Block::kSpareBits says how many bits fewer than FP32's they
-// have, and `sides` how they lie beside midpoints.
-template <class Block>
-__device__ inline uint2 encode_codes(const Block& values, std::uint32_t amax, float d,
-                                     const MidpointSides& sides) {
-  const bool small = __uint_as_float(amax) < 6.5f * d;
-  if constexpr (Block::kSpareBits > 0) {
-    // The two midpoints that share a parity: one up, one down?
-    const bool mixed = ((sides.up & 5u) != 0 && (sides.down & 5u) != 0) ||
-                       ((sides.up & 10u) != 0 && (sides.down & 10u) != 0);
-    return small && !mixed ? encode_by_products(values, d, sides) : encode_rare_block(values, d);
-  } else {
-    return small ? encode_quotients<false>(values, d) : encode_rare_block(values, d);
-  }
-}
+inline constexpr float kScaleCut = kE4M3Max * (1.0f + 0x1p-20f);  // beyond it a scale counts as cut
 
 // The scale of a block of finite values whose largest magnitude has the bits `amax`. False, and nothing made,
 // where the block needs the definition's own steps.
 __device__ inline bool fast_scale(std::uint32_t amax, float g, Nvfp4Scale& scale) {
-  const float a = __uint_as_float(amax), divisor = kE2M1Max * g;
-  const float y = reciprocal(divisor);
-  const float wanted = refine(refine(__fmul_rn(a, y), a, divisor, y), a, divisor, y);
+  const float a = __uint_as_float(amax), wanted = ScaleQuotient(g)(a);
   if (!(g >= kFastMin && g <= kFastMax && a <= kFastMax && (a >= kFastMin || amax == 0) &&
         wanted <= kFastQuotient)) {
     return false;
   }
   const float cut = fminf(fmaxf(wanted, kE4M3Min), kE4M3Max);
-  scale = {amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(cut), wanted > kE4M3Max * (1.0f + 0x1p-20f)};
+  scale = {amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(cut), wanted > kScaleCut};
   return true;
 }
 
-// A block whose largest magnitude has the bits `amax`, above or at kFloatInf if not all values are finite.
-// False, and nothing made, where the block needs encode_slowly.
+// Any block.
 template <class Block>
-__device__ inline bool encode_fast(const Block& values, std::uint32_t amax, float g,
-                                   const Midpoints<Block::kSpareBits>& midpoints, EncodedBlock& out) {
-  if (amax >= kFloatInf) {
-    out = {make_uint2(0, 0), {kE4M3NaN, false}};
-    return true;
-  }
-  if (!fast_scale(amax, g, out.scale)) return false;
-  const float d = scale_of_e4m3(out.scale.code) * g;
-  if constexpr (Block::kSpareBits > 0) {
-    // Scales without an exponent are too rare for a table.
-    out.codes = out.scale.code >= 8 ? encode_codes(values, amax, d, midpoints.sides(out.scale.code))
-                                    : encode_rare_block(values, d);
-  } else {
-    out.codes = encode_codes(values, amax, d, {});
-  }
-  return true;
+__device__ EncodedBlock encode_any(const Block& values, float g) {
+  const std::uint32_t amax = values.amax();
+  EncodedBlock block = {make_uint2(0, 0), {kE4M3NaN, false}};
+  if (amax >= kFloatInf) return block;
+  if (!fast_scale(amax, g, block.scale)) return encode_slowly(values, g);
+  block.codes = encode_quotients(values, scale_of_e4m3(block.scale.code) * g, true);
+  return block;
 }
 
-// Four codes under d, as encode_codes makes them.
-__device__ inline std::uint32_t encode_four(const float (&x)[4], float d) {
-  const float half = reciprocal(d) * 0.5f, twice = 2.0f * d;
-  std::uint32_t codes = 0u - kRoundBits * 0x1111u, signs = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float a = fabsf(x[i]);
-    codes += e2m1_biased(refine(__fmul_rn(a, half), a, twice, half)) << (4 * i);
-    signs |= __float_as_uint(x[i]) >> (28 - 4 * i) & (8u << (4 * i));
+// Encodes blocks under a tensor scale g, which is kOwn if none of their scales is beyond 448. The lanes of a
+// warp call these together. False, and something made, for a block whose scale has no exponent and for other
+// rare ones.
+template <class Block, bool kOwn, bool kByProducts = (Block::kSpareBits > 0)>
+class RowEncoder {
+ public:
+  explicit __device__ RowEncoder(float g) : wanted_(g), g_(g), fast_(g >= kFastMin && g <= kFastMax) {
+    if constexpr (kByProducts) {
+      // A lane has a significand, four of them the same, and one midpoint.
+      const unsigned lane = threadIdx.x % 32;
+      const float d = static_cast<float>(8 + lane % 8) * g;
+      const MidpointSide side = midpoint_side<Block::kSpareBits>(d, static_cast<int>(lane / 8 * 2 + 1));
+      const auto sides = [&](bool so) { return __ballot_sync(~0u, so) >> lane % 8 & 0x01010101u; };
+      const float factor = product_factor(d, {sides(side.near && side.up), sides(side.near && !side.up)});
+      fast_ = fast_ && __all_sync(~0u, factor != 0.0f);
+      some_negative_ = __any_sync(~0u, factor < 0.0f);
+      factor_ = __float_as_uint(factor) + (10u << 23);
+    }
   }
-  return codes | signs;
+
+  __device__ bool encode(const Block& values, std::uint32_t amax, EncodedBlock& out) const {
+    const float wanted = wanted_(__uint_as_float(amax));
+    const bool large = !kOwn && wanted > kScaleCut;
+    out.scale = {scale_to_e4m3(wanted), large};
+    if constexpr (kByProducts) {
+      const std::uint32_t code = out.scale.code, exponent = (code & 0x78u) << 20,
+                          factor = __shfl_sync(~0u, factor_, static_cast<int>(code)) - exponent;
+      out.codes = encode_by_products(values, __uint_as_float(factor), some_negative_, large);
+    } else {
+      out.codes = encode_quotients(values, scale_of_e4m3(out.scale.code) * g_, large);
+    }
+    return fast_ && wanted >= 7.5f * kE4M3Min && wanted <= (kOwn ? kScaleCut : kFastQuotient);
+  }
+
+ private:
+  ScaleQuotient wanted_;
+  float g_;
+  bool fast_, some_negative_;
+  // product_factor() under scale 8 + lane % 8, and ten exponents: those of E4M3's bias and of a significand
+  // of three bits. Under another scale of this significand it is this less its exponent.
+  std::uint32_t factor_;
+};
+
+// Four BF16 numbers of a block, two in a word, and what they become under a divisor: magnitudes of codes in bits
+// 9 to 11 of each half.
+struct FourCodes {
+  std::uint32_t pairs[2];
+
+  // The codes themselves, four bits each.
+  __device__ std::uint32_t joined(const std::uint32_t (&x)[2]) const {
+    std::uint32_t codes = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t both = pairs[i] >> 9 | (x[i] >> 12 & 0x00080008u);
+      codes |= ((both | both >> 12) & 0xFFu) << (8 * i);
+    }
+    return codes;
+  }
+  // What they stand for under their block's scale, exactly: 2^-126 times that, as BF16, when moved to the border of
+  // exponent and mantissa.
+  __device__ uint2 decoded(const std::uint32_t (&x)[2], float scale) const {
+    const auto as_pair = [](std::uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); };
+    const __nv_bfloat162 scales = as_pair(__byte_perm(__float_as_uint(scale), 0, 0x3232));
+    std::uint32_t words[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const __nv_bfloat162 value = __hmul2(
+          __hmul2(as_pair(pairs[i] >> 3 | (x[i] & 0x80008000u)), as_pair(0x7E807E80u)), scales);
+      words[i] = *reinterpret_cast<const std::uint32_t*>(&value);
+    }
+    return make_uint2(words[0], words[1]);
+  }
+};
+__device__ inline float first_of(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float second_of(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+__device__ inline FourCodes encode_four(const std::uint32_t (&x)[2], float d) {
+  constexpr std::uint32_t kHalf = 0x01000100u, kLargest = 0x0E000E00u;
+  const float y = reciprocal(d) * 0x1p-14f, divisor = d * 0x1p+14f;
+  const auto rounded = [&](float a, float b) { return __vminu2((cut_to_fp16(a, b) + kHalf) & 0xFE00FE00u, kLargest); };
+  FourCodes codes;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float a = fabsf(first_of(x[i])), b = fabsf(second_of(x[i]));
+    const float qa = refine(__fmul_rn(a, y), a, divisor, y), qb = refine(__fmul_rn(b, y), b, divisor, y);
+    const std::uint32_t up = rounded(qa, qb),
+                        down = rounded(__fmul_rn(qa, 0x1.fffffep-1f), __fmul_rn(qb, 0x1.fffffep-1f));
+    codes.pairs[i] = up - (up & ~down & 2 * kHalf);
+  }
+  return codes;
+}
+
+// By the definition's own steps: four of a block of finite values, its scale. A call, for it is rare.
+struct FourCodesAndScale {
+  FourCodes codes;
+  Nvfp4Scale scale;
+};
+static __device__ __noinline__ FourCodesAndScale encode_four_slowly(uint2 x, float amax, float g) {
+  const Nvfp4Scale scale = nvfp4_block_scale(amax, g);
+  const float d = decode_e4m3(scale.code) * g;
+  const auto pair = [&](std::uint32_t two) {
+    return (nvfp4_code(first_of(two), d) & 7u) << 9 | (nvfp4_code(second_of(two), d) & 7u) << 25;
+  };
+  return {{{pair(x.x), pair(x.y)}}, scale};
 }
 
 }  // namespace megamoe::cuda

@@ -11,14 +11,17 @@ __global__ void encode_kernel(const T* x, const float* d, std::int64_t blocks, s
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (block >= blocks) return;
   const RawBlock<T> values = load_block(x + block * kNvfp4Block, static_cast<int>(16 / sizeof(T)), true);
-  MidpointSides sides = {};
+  const bool large = __uint_as_float(values.amax()) >= 6.5f * d[block];
+  uint2 word = encode_quotients(values, d[block], large);
   if constexpr (RawBlock<T>::kSpareBits > 0) {
-    for (int i = 0; i < 4; ++i) {
-      const MidpointSide side = midpoint_side<RawBlock<T>::kSpareBits>(d[block], 2 * i + 1);
-      if (side.near) (side.up ? sides.up : sides.down) |= 1u << i;
+    MidpointSides sides = {};
+    for (int m = 1; m <= 7; m += 2) {
+      const MidpointSide side = midpoint_side<RawBlock<T>::kSpareBits>(d[block], m);
+      if (side.near) (side.up ? sides.up : sides.down) |= 1u << 4 * (m - 1);
     }
+    const float factor = product_factor(d[block], sides);
+    if (factor != 0.0f) word = encode_by_products(values, factor, factor < 0.0f, large);
   }
-  const uint2 word = encode_codes(values, values.amax(), d[block], sides);
   for (int i = 0; i < kNvfp4Block; ++i) {
     codes[block * kNvfp4Block + i] =
         static_cast<std::uint8_t>(((i < 8 ? word.x : word.y) >> (i % 8 * 4)) & 15u);
@@ -33,7 +36,8 @@ __global__ void scale_kernel(const float* amax, float g, std::int64_t n, std::ui
   RawBlock<float> values;
   for (uint4& v : values.raw) v = make_uint4(__float_as_uint(amax[i]), 0, 0, 0);
   EncodedBlock block;
-  if (!encode_fast(values, values.amax(), g, Midpoints<0>(g), block)) block = encode_slowly(values, g);
+  if (!RowEncoder<RawBlock<float>, false>(g).encode(values, values.amax(), block))
+    block = encode_any(values, g);
   const Nvfp4Scale scale = block.scale;
   codes[i] = scale.code;
   saturated[i] = scale.saturated;

@@ -1,4 +1,4 @@
-// quantize.cu: one CTA for each row, kHeld blocks of 16 columns in a thread's registers.
+// quantize.cu: one CTA for each row, blocks of 16 columns in a thread's registers.
 #include "cuda/blocks.cuh"
 #include "cuda/encode.cuh"
 #include "cuda/launch.h"
@@ -6,11 +6,10 @@
 namespace megamoe::cuda {
 namespace {
 
-constexpr int kHeld = 2;
 constexpr int kMaxThreads = 512;
 
-int threads_for(std::int64_t cols) {
-  const std::int64_t wanted = (cols / kNvfp4Block + kHeld - 1) / kHeld;
+int threads_for(std::int64_t cols, int held) {
+  const std::int64_t wanted = (cols / kNvfp4Block + held - 1) / held;
   return static_cast<int>(wanted >= kMaxThreads ? kMaxThreads : (wanted + 31) / 32 * 32);
 }
 
@@ -33,8 +32,13 @@ __device__ bool beyond_end(const std::int64_t* actual_rows) {
   return actual_rows != nullptr && blockIdx.x >= *actual_rows;
 }
 
-// Blocks of a row in a thread's registers, and what Block::amax() says of them.
-template <class Source>
+// Block i of this thread; that of the first one of its warp.
+__device__ int block_of(int i) { return static_cast<int>(threadIdx.x + i * blockDim.x); }
+__device__ int warps_block(int i) { return block_of(i) - static_cast<int>(threadIdx.x % 32); }
+
+// Blocks of a row in a thread's registers, and what Block::amax() says of them. Where a row has no block
+// more, its last one stands in: lanes of a warp go the same way.
+template <class Source, int kHeld>
 struct Held {
   typename Source::Block blocks[kHeld];
   std::uint32_t amax[kHeld];
@@ -42,31 +46,40 @@ struct Held {
   template <class Row>
   __device__ Held(const Row& row, int count) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
-      if (block < count) blocks[i] = row.load(block);
-    }
+    for (int i = 0; i < kHeld; ++i) blocks[i] = row.load(min(block_of(i), count - 1));
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (static_cast<int>(threadIdx.x + i * blockDim.x) < count) amax[i] = blocks[i].amax();
-    }
+    for (int i = 0; i < kHeld; ++i) amax[i] = blocks[i].amax();
   }
 };
 
 // Calls visit(block, its values, their amax) for every block of `row` that is this thread's, of which the
-// first are held.
-template <class Source, class Row, class Visit>
-__device__ void visit_blocks(const Row& row, int blocks, const Held<Source>& held, const Visit& visit) {
+// first are held; lanes of a warp together, beyond the last block with that one's values.
+template <class Source, int kHeld, class Row, class Visit>
+__device__ void visit_blocks(const Row& row, int blocks, const Held<Source, kHeld>& held,
+                             const Visit& visit) {
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    const int block = static_cast<int>(threadIdx.x + i * blockDim.x);
-    if (block < blocks) visit(block, held.blocks[i], held.amax[i]);
+    if (warps_block(i) < blocks) visit(block_of(i), held.blocks[i], held.amax[i]);
   }
-  for (int block = static_cast<int>(threadIdx.x + kHeld * blockDim.x); block < blocks;
-       block += static_cast<int>(blockDim.x)) {
-    const auto values = row.load(block);
-    visit(block, values, values.amax());
+  for (int i = kHeld; warps_block(i) < blocks; ++i) {
+    const auto values = row.load(min(block_of(i), blocks - 1));
+    visit(block_of(i), values, values.amax());
   }
+}
+
+// The bits of a row's largest finite magnitude, for every thread.
+template <class Source, int kHeld, class Row>
+__device__ std::uint32_t row_amax(const Row& row, int blocks, const Held<Source, kHeld>& held) {
+  __shared__ std::uint32_t shared[2][kMaxThreads / 32];
+  std::uint32_t all = 0;
+  visit_blocks(row, blocks, held, [&](int, const auto&, std::uint32_t amax) { all = max(all, amax); });
+  all = cta_max(all, shared[0]);
+  if (all < kFloatInf) return all;
+  std::uint32_t finite = 0;
+  visit_blocks(row, blocks, held, [&](int, const auto& block, std::uint32_t amax) {
+    finite = max(finite, finite_amax(block, amax));
+  });
+  return cta_max(finite, shared[1]);
 }
 
 // One block of a row, as codes and scale or decoded.
@@ -92,24 +105,34 @@ __device__ void store_block(const Nvfp4Out& out, std::int64_t row, int block, in
   }
 }
 
-// 56 registers: as many rows at a time as hide each other's waits, of 7168 columns five a multiprocessor.
+// Blocks that a thread holds, and registers: as many rows at a time as hide each other's waits, of 7168
+// columns five a multiprocessor or, of BF16 and FP16 by row, seven. There four blocks share what a warp does
+// for the row's tensor scale, a good part of what it does for two blocks.
 template <class Source, bool kDynamic, bool kDecoded>
-__global__ void __maxnreg__(56)
+struct Config {
+  static constexpr int kHeld = 2, kRegisters = 56;
+};
+template <class T>
+requires(RawBlock<T>::kSpareBits > 0) struct Config<RowSource<T>, true, false> {
+  static constexpr int kHeld = 4, kRegisters = 72;
+};
+template <bool kDecoded>
+struct Config<RowSource<float>, true, kDecoded> {
+  static constexpr int kHeld = 2, kRegisters = 64;
+};
+
+template <class Source, bool kDynamic, bool kDecoded>
+__global__ void __maxnreg__((Config<Source, kDynamic, kDecoded>::kRegisters))
     quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
                     const __grid_constant__ Nvfp4Out out) {
   await_previous_kernel();
   if (beyond_end(actual_rows)) return;
   const std::int64_t row = blockIdx.x;
   const auto from = source.row(row);
-  const Held<Source> held(from, blocks);
+  const Held<Source, Config<Source, kDynamic, kDecoded>::kHeld> held(from, blocks);
   float g;
   if constexpr (kDynamic) {
-    __shared__ std::uint32_t shared[kMaxThreads / 32];
-    std::uint32_t amax = 0;
-    visit_blocks(from, blocks, held, [&](int, const auto& block, std::uint32_t all) {
-      amax = max(amax, finite_amax(block, all));
-    });
-    g = nvfp4_tensor_scale(__uint_as_float(cta_max(amax, shared)));
+    g = nvfp4_tensor_scale(__uint_as_float(row_amax(from, blocks, held)));
     if (threadIdx.x == 0) out.tensor_scales[row] = g;
   } else if (out.constant > 0.0f) {
     g = out.constant;
@@ -117,27 +140,25 @@ __global__ void __maxnreg__(56)
   } else {
     g = out.tensor_scales[row];
   }
-  const Midpoints<Source::Block::kSpareBits> midpoints(g);
+  const RowEncoder<typename Source::Block, kDynamic> encoder(g);
   int saturated = 0;
-  bool all_fast = true;
-  const auto store = [&](int block, const EncodedBlock& encoded) {
-    store_block<kDecoded>(out, row, block, blocks, encoded);
-    saturated += encoded.scale.saturated;
-  };
+  bool all_common = true;
   visit_blocks(from, blocks, held, [&](int block, const auto& values, std::uint32_t amax) {
     EncodedBlock encoded;
-    if (encode_fast(values, amax, g, midpoints, encoded)) {
-      store(block, encoded);
-    } else {
-      all_fast = false;
-    }
+    const bool common = encoder.encode(values, amax, encoded);
+    if (block >= blocks) return;
+    all_common &= common;
+    saturated += encoded.scale.saturated;
+    store_block<kDecoded>(out, row, block, blocks, encoded);
   });
   // Last, and from memory again, so that the usual way keeps no registers for it.
-  if (!all_fast) {
+  if (!all_common) {
     saturated = 0;
 #pragma unroll 1
     for (int block = static_cast<int>(threadIdx.x); block < blocks; block += static_cast<int>(blockDim.x)) {
-      store(block, encode_slowly(from.load(block), g));
+      const EncodedBlock encoded = encode_any(from.load(block), g);
+      store_block<kDecoded>(out, row, block, blocks, encoded);
+      saturated += encoded.scale.saturated;
     }
   }
   add_to(out.saturated, saturated);
@@ -156,12 +177,17 @@ cudaError_t launch_quantize(const Source& source, const RowCount& rows, std::int
   if (cols == 0) return cudaSuccess;
   const int blocks = static_cast<int>(cols / kNvfp4Block);
   const bool dynamic = mode == TensorScales::kDynamicRow, decoded = out.values != nullptr;
-  const auto kernel =
-      dynamic   ? (decoded ? quantize_kernel<Source, true, true> : quantize_kernel<Source, true, false>)
-      : decoded ? quantize_kernel<Source, false, true>
-                : quantize_kernel<Source, false, false>;
-  return launch_early(kernel, rows.most, threads_for(cols), 0, stream, source, rows.actual, blocks, out);
+  const auto run = [&]<bool kDynamic, bool kDecoded>() {
+    return launch_early(quantize_kernel<Source, kDynamic, kDecoded>, rows.most,
+                        threads_for(cols, Config<Source, kDynamic, kDecoded>::kHeld), 0, stream, source,
+                        rows.actual, blocks, out);
+  };
+  if (dynamic)
+    return decoded ? run.template operator()<true, true>() : run.template operator()<true, false>();
+  return decoded ? run.template operator()<false, true>() : run.template operator()<false, false>();
 }
+
+constexpr int kAmaxHeld = 2;
 
 template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
@@ -169,13 +195,9 @@ __global__ void __launch_bounds__(kMaxThreads)
                     float* amax) {
   await_previous_kernel();
   if (beyond_end(actual_rows)) return;
-  __shared__ std::uint32_t shared[kMaxThreads / 32];
-  std::uint32_t result = 0;
   const auto from = source.row(blockIdx.x);
-  visit_blocks(from, blocks, Held<Source>(from, blocks), [&](int, const auto& block, std::uint32_t all) {
-    result = max(result, finite_amax(block, all));
-  });
-  result = cta_max(result, shared);
+  const std::uint32_t result =
+      blocks == 0 ? 0 : row_amax(from, blocks, Held<Source, kAmaxHeld>(from, blocks));
   if (threadIdx.x == 0) amax[blockIdx.x] = __uint_as_float(result);
 }
 
@@ -183,8 +205,9 @@ template <class Source>
 cudaError_t launch_row_amax(const Source& source, const RowCount& rows, std::int64_t cols, float* amax,
                             cudaStream_t stream) {
   if (cols % kNvfp4Block != 0 || cols > INT32_MAX) return cudaErrorInvalidValue;
-  return launch_early(row_amax_kernel<Source>, rows.most, threads_for(cols > 0 ? cols : kNvfp4Block), 0,
-                      stream, source, rows.actual, static_cast<int>(cols / kNvfp4Block), amax);
+  return launch_early(row_amax_kernel<Source>, rows.most,
+                      threads_for(cols > 0 ? cols : kNvfp4Block, kAmaxHeld), 0, stream, source, rows.actual,
+                      static_cast<int>(cols / kNvfp4Block), amax);
 }
 
 // A CTA for each group.
@@ -208,13 +231,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 template <class Source>
 __global__ void __launch_bounds__(kMaxThreads)
     tensor_amax_kernel(const __grid_constant__ Source source, int blocks, unsigned* amax) {
-  __shared__ std::uint32_t shared[kMaxThreads / 32];
-  std::uint32_t result = 0;
   const auto from = source.row(blockIdx.x);
-  visit_blocks(from, blocks, Held<Source>(from, blocks), [&](int, const auto& block, std::uint32_t all) {
-    result = max(result, finite_amax(block, all));
-  });
-  result = cta_max(result, shared);
+  const std::uint32_t result = row_amax(from, blocks, Held<Source, kAmaxHeld>(from, blocks));
   if (threadIdx.x == 0 && result > 0) atomicMax(amax, result);
 }
 
@@ -339,7 +357,7 @@ cudaError_t tensor_amax(const ElementRows& x, std::int64_t rows, std::int64_t co
   const cudaError_t status = cudaMemsetAsync(amax, 0, sizeof(float), stream);
   if (status != cudaSuccess || cols == 0) return status;
   return with_rows(x, nullptr, [&]<class T>(const RowSource<T>& source) {
-    return launch(tensor_amax_kernel<RowSource<T>>, rows, threads_for(cols), 0, stream, source,
+    return launch(tensor_amax_kernel<RowSource<T>>, rows, threads_for(cols, kAmaxHeld), 0, stream, source,
                   static_cast<int>(cols / kNvfp4Block), reinterpret_cast<unsigned*>(amax));
   });
 }

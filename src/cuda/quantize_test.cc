@@ -364,6 +364,63 @@ TEST_F(QuantizeTest, EqualsTheLibrary) {
   }
 }
 
+// Every block scale with an exponent, under tensor scales that put numbers of few bits on midpoints or next
+// to them: those of rows by their own largest magnitude, and powers of two with a few neighbours. BF16 also
+// at both ends of the fast way.
+template <class T>
+void expect_midpoints_of_rows(int spare_bits) {
+  SCOPED_TRACE(spare_bits);
+  const std::uint32_t step = 1u << spare_bits, significands = 1u << (23 - spare_bits);
+  const std::int64_t blocks = 1 + 0x7F - 8, cols = blocks * 16;
+  std::vector<float> amax, scales;
+  for (std::uint32_t i = 0; i < significands; ++i) {
+    amax.push_back(float_of_bits(0x3F800000u + i * step) * 0x1p+6f);
+    scales.push_back(nvfp4_tensor_scale(amax.back()));
+  }
+  std::vector<float> given = scales;
+  for (int ulps = -40; ulps <= 40; ++ulps) {
+    for (const float g : {0x1p-6f, 0x1.8p-6f, 0x1.4p-6f, 0x1.cp-6f, 0x1p-6f / 3, 0x1p-6f / 7}) {
+      given.push_back(float_of_bits(bits_of_float(g) + static_cast<std::uint32_t>(ulps)));
+    }
+  }
+  if (spare_bits == 16) given.insert(given.end(), {0x1p-80f, 0x1.5p-80f, 0x1.fffffep+99f, 0x1p+100f});
+  const auto rows_for = [&](const std::vector<float>& g) {
+    std::vector<T> x;
+    for (std::size_t row = 0; row < g.size(); ++row) {
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        const float d =
+            decode_e4m3(static_cast<std::uint8_t>(std::min<std::int64_t>(8 + block, 0x7E))) * g[row];
+        x.push_back(element<T>(block == blocks - 1 && row < amax.size() ? amax[row] : 5.9f * d));
+        for (int i = 1; i < 16; ++i) {
+          constexpr float kMidpoints[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+          const std::uint32_t near = (bits_of_float(kMidpoints[i % 7] * d) + step / 2) / step * step;
+          const float value = float_of_bits(
+              near + static_cast<std::uint32_t>(static_cast<int>(row + block + i) % 3 - 1) * step);
+          x.push_back(element<T>(i % 2 == 0 ? value : -value));
+        }
+      }
+    }
+    return x;
+  };
+  for (const bool dynamic : {true, false}) {
+    const std::vector<float>& g = dynamic ? scales : given;
+    const std::vector<T> x = rows_for(g);
+    const std::int64_t rows = static_cast<std::int64_t>(g.size());
+    const DeviceArray<T> d_x(x);
+    const DeviceOut out(rows, cols, 0x7F, dynamic ? std::vector<float>() : g);
+    cuda_check(quantize({type_of<T>(), d_x.data(), cols}, nullptr, rows, cols,
+                        dynamic ? TensorScales::kDynamicRow : TensorScales::kGiven, out.out(), nullptr),
+               "testing quantize");
+    const Quantized want = quantize_on_cpu(x, rows, cols, cols, dynamic ? std::vector<float>() : g);
+    EXPECT_EQ(want.tensor_scales, g);
+    expect_same(out.download(), want);
+  }
+}
+TEST_F(QuantizeTest, BesideMidpointsUnderEveryScaleOfRows) {
+  expect_midpoints_of_rows<bf16>(16);
+  expect_midpoints_of_rows<fp16>(13);
+}
+
 TEST_F(QuantizeTest, RowsThatDoNotFitTheRegisters) {
   for (const bool dynamic : {false, true}) {
     expect_quantize<bf16>(3, 16400, 0, dynamic, 0x7F, 1);

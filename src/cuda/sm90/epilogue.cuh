@@ -36,90 +36,109 @@ struct HiddenOut {
   // Four adjacent columns of h of a row, from `col`, under tensor scale g. A block of 16 lies in four
   // adjacent lanes. All lanes of a warp come here together; the invalid ones store nothing.
   __device__ void quantize(const float (&h)[4], std::int64_t row, int col, bool valid, float g) const {
-    float x[4];
-    round_to_bf16(h, x);
+    const std::uint32_t x[2] = {bf16_pair(h[0], h[1]), bf16_pair(h[2], h[3])};
     std::uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) amax = max(amax, bits_of_float(x[i]) & kFloatMagnitude);
+    for (int i = 0; i < 2; ++i)
+      amax = max(amax, max(x[i] << 16 & kFloatMagnitude, x[i] & 0xFFFF0000u & kFloatMagnitude));
     amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
     amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
     if (!valid) return;
-    std::uint32_t word = 0;
+    cuda::FourCodes four = {};
     Nvfp4Scale scale{kE4M3NaN, false};
     if (amax < kFloatInf) {
       if (cuda::fast_scale(amax, g, scale)) {
-        word = cuda::encode_four(x, cuda::scale_of_e4m3(scale.code) * g);
+        four = cuda::encode_four(x, cuda::scale_of_e4m3(scale.code) * g);
       } else {
-        scale = nvfp4_block_scale(float_of_bits(amax), g);
-        for (int i = 0; i < 4; ++i) {
-          word |= static_cast<std::uint32_t>(nvfp4_code(x[i], decode_e4m3(scale.code) * g)) << (4 * i);
-        }
+        const auto slow = cuda::encode_four_slowly(make_uint2(x[0], x[1]), float_of_bits(amax), g);
+        four = slow.codes, scale = slow.scale;
       }
     }
     if (values != nullptr) {
-      const float decoding = cuda::decoding_scale(scale.code);
       *reinterpret_cast<uint2*>(values + row * intermediate + col) =
-          make_uint2(cuda::decode_pair(word, decoding), cuda::decode_pair(word >> 8, decoding));
+          four.decoded(x, cuda::decoding_scale(scale.code));
     } else {
       *reinterpret_cast<std::uint16_t*>(codes + row * (intermediate / 2) + col / 2) =
-          static_cast<std::uint16_t>(word);
+          static_cast<std::uint16_t>(amax < kFloatInf ? four.joined(x) : 0);
       if (col % 16 == 0) block_scales[row * (intermediate / 16) + col / 16] = scale.code;
     }
     if (col % 16 == 0 && scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
   }
 
-  // The same to E4M3. A group of 128 columns lies in the lanes of a warp; columns beyond the last are zero.
-  __device__ void quantize_fp8(const float (&h)[4], std::int64_t row, std::int64_t scale_place, int col,
-                               bool valid_row) const {
-    float x[4];
-    round_to_bf16(h, x);
-    std::uint32_t magnitudes[4], any = 0;
+  // The same to E4M3, of kTogether tokens. A group of 128 columns lies in the lanes of a warp; columns beyond the
+  // last are zero.
+  template <class Sums>
+  __device__ void quantize_fp8(const float (&h)[Sums::kTogether][4], const Tile& tile, int token,
+                               int col) const {
+    constexpr int kTogether = Sums::kTogether;
+    float x[kTogether][4], d[kTogether];
+    std::uint32_t amax[kTogether], codes_of[kTogether];
+    bool finite = true;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (col >= intermediate) x[i] = 0.0f;
-      magnitudes[i] = bits_of_float(x[i]) & kFloatMagnitude;
-      any = max(any, magnitudes[i]);
+    for (int k = 0; k < kTogether; ++k) {
+      round_to_bf16(h[k], x[k]);
+      std::uint32_t magnitudes[4], any = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (col >= intermediate) x[k][i] = 0.0f;
+        magnitudes[i] = bits_of_float(x[k][i]) & kFloatMagnitude;
+        any = max(any, magnitudes[i]);
+      }
+      amax[k] = any;
+      if (any >= kFloatInf) {
+        finite = false;
+        amax[k] = 0;
+        for (const std::uint32_t magnitude : magnitudes)
+          amax[k] = max(amax[k], magnitude < kFloatInf ? magnitude : 0);
+      }
     }
-    std::uint32_t amax = any;
-    if (any >= kFloatInf) {
-      amax = 0;
-      for (const std::uint32_t magnitude : magnitudes)
-        amax = max(amax, magnitude < kFloatInf ? magnitude : 0);
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) amax[k] = __reduce_max_sync(~0u, amax[k]);
+    if (col / kFp8Tile * kFp8Tile >= intermediate) return;
+    cuda::encode_tiles(x, amax, finite, d, codes_of);
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int at = token + k * Sums::kTokenStep;
+      if (at >= tile.rows) continue;
+      const std::int64_t row = tile.first_row + at;
+      *reinterpret_cast<std::uint32_t*>(codes + row * fp8_row_bytes(intermediate) +
+                                        fp8_column_place(static_cast<std::uint32_t>(col))) = codes_of[k];
+      if (col % kFp8Tile == 0) fp8_scales[col / kFp8Tile * fp8_pitch + tile.scale_place + at] = d[k];
     }
-    amax = __reduce_max_sync(~0u, amax);
-    if (!valid_row || col / kFp8Tile * kFp8Tile >= intermediate) return;
-    const float d = fp8_tile_scale(float_of_bits(amax));
-    *reinterpret_cast<std::uint32_t*>(codes + row * fp8_row_bytes(intermediate) +
-                                      fp8_column_place(static_cast<std::uint32_t>(col))) =
-        cuda::encode_fp8x4(x, d, any < kFloatInf);
-    if (col % kFp8Tile == 0) fp8_scales[col / kFp8Tile * fp8_pitch + scale_place] = d;
   }
 
-  // The same four columns, and what their gate columns hold, in whichever form is asked for.
-  __device__ void store(const float (&gate)[4], const float (&h)[4], const Tile& tile, int token, int col,
-                        float g) const {
-    const std::int64_t row = tile.first_row + token;
-    const bool valid_row = token < tile.rows, valid = valid_row && col < intermediate;
-    if (mode == L1Output::kNvfp4) {
-      quantize(h, row, col, valid, g);
-    } else if (mode == L1Output::kFp8) {
-      quantize_fp8(h, row, tile.scale_place + token, col, valid_row);
-    } else if (valid && mode == L1Output::kCompactBf16) {
-      store_bf16(h, values + row * intermediate + col);
-    } else if (valid) {
-      __nv_bfloat16* at = values + row * 2 * intermediate + col / 8 * 16 + col % 8;
-      store_bf16(gate, at);
-      store_bf16(h, at + 8);
+  // Four columns of kTogether tokens, and what their gate columns hold, in whichever form is asked for.
+  template <class Sums>
+  __device__ void store(const float (&gate)[Sums::kTogether][4], const float (&h)[Sums::kTogether][4],
+                        const Tile& tile, int token, int col, const TokenScales* scales) const {
+    if (mode == L1Output::kFp8) return quantize_fp8<Sums>(h, tile, token, col);
+#pragma unroll
+    for (int k = 0; k < Sums::kTogether; ++k) {
+      const int at = token + k * Sums::kTokenStep;
+      const std::int64_t row = tile.first_row + at;
+      const bool valid = at < tile.rows && col < intermediate;
+      if (mode == L1Output::kNvfp4) {
+        quantize(h[k], row, col, valid, scales[k * Sums::kTokenStep].out);
+      } else if (valid && mode == L1Output::kCompactBf16) {
+        store_bf16(h[k], values + row * intermediate + col);
+      } else if (valid) {
+        __nv_bfloat16* to = values + row * 2 * intermediate + col / 8 * 16 + col % 8;
+        store_bf16(gate[k], to);
+        store_bf16(h[k], to + 8);
+      }
     }
   }
 
  private:
+  __device__ static std::uint32_t bf16_pair(float first, float second) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
   __device__ static void round_to_bf16(const float (&h)[4], float (&x)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(h[i], h[i + 1]);
-      const auto bits = *reinterpret_cast<const std::uint32_t*>(&pair);
-      x[i] = float_of_bits(bits << 16), x[i + 1] = float_of_bits(bits & 0xFFFF0000u);
+      const std::uint32_t pair = bf16_pair(h[i], h[i + 1]);
+      x[i] = cuda::first_of(pair), x[i + 1] = cuda::second_of(pair);
     }
   }
   __device__ static void store_bf16(const float (&v)[4], __nv_bfloat16* at) {
@@ -155,18 +174,8 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 }
 
 // The epilogues. expert_scales() are the tensor scales of an expert's weights. run() gets four adjacent
-// weight rows of one token (ItemSums in grouped_gemm.cuh); all lanes of a warp call it together, with
-// adjacent items.
-
-// Four elements in place, by the definition: gate becomes what its columns hold, up becomes h. A call, so
-// that what hardly ever happens takes no registers.
-static __device__ __noinline__ void activate_each(const ActivationConfig& activation, float* gate,
-                                                  float* up) {
-  for (int i = 0; i < 4; ++i) {
-    const ActivatedPair pair = activate(activation, gate[i], up[i]);
-    gate[i] = pair.gate, up[i] = pair.h;
-  }
-}
+// weight rows of one token, or of several (ItemSums in grouped_gemm.cuh), and the token's scales; all lanes of a
+// warp call it together, with adjacent items.
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
@@ -187,28 +196,38 @@ struct GatedEpilogue {
   }
 
   template <class Sums>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
                       float2 weight_scale, const Sums& sums) const {
+    constexpr int kTogether = Sums::kTogether, kStep = Sums::kTokenStep;
     const int col = weight_tile * (kTileRows / 2) + item * 4;
     const int row_of_gate = item / 2 * 16 + item % 2 * 4, row_of_up = row_of_gate + 8;
-    float gate[1][4], up[1][4];
+    float gate[kTogether][4], up[kTogether][4];
     const auto read_sums = [&] {
-      scale(sums.total(row_of_gate), scales.in, weight_scale.x, gate[0]);
-      scale(sums.total(row_of_up), scales.in, weight_scale.y, up[0]);
-      if (gate_bias != nullptr && token < tile.rows && col < out.intermediate) {
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        scale(sums.total(k, row_of_gate), scales[k * kStep].in, weight_scale.x, gate[k]);
+        scale(sums.total(k, row_of_up), scales[k * kStep].in, weight_scale.y, up[k]);
+      }
+      if (gate_bias != nullptr && col < out.intermediate) {
         const std::int64_t at = static_cast<std::int64_t>(tile.expert) * out.intermediate + col;
-        add_bias(gate_bias + at, gate[0]), add_bias(up_bias + at, up[0]);
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) add_bias(gate_bias + at, gate[k]), add_bias(up_bias + at, up[k]);
       }
     };
     read_sums();
-    if (!cuda::activate_all<Sums::kTogether>(activation, gate, up)) {
-      // Rare: in shared memory, where the sums were.
+    // h is rounded to BF16, whatever becomes of it. What gate's columns hold is asked for where they are
+    // written.
+    if (out.mode == L1Output::kInterleavedBf16 || !cuda::activate_nearly(activation, gate, up)) {
+      // In shared memory, where the sums were.
       read_sums();
-      sums.store(row_of_gate, gate[0]), sums.store(row_of_up, up[0]);
-      activate_each(activation, sums.at(row_of_gate), sums.at(row_of_up));
-      sums.load(row_of_gate, gate[0]), sums.load(row_of_up, up[0]);
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        sums.store(k, row_of_gate, gate[k]), sums.store(k, row_of_up, up[k]);
+        cuda::activate_exactly(activation, sums.at(k, row_of_gate), sums.at(k, row_of_up));
+        sums.load(k, row_of_gate, gate[k]), sums.load(k, row_of_up, up[k]);
+      }
     }
-    out.store(gate[0], up[0], tile, token, col, scales.out);
+    out.store<Sums>(gate, up, tile, token, col, scales);
   }
 };
 
@@ -227,16 +246,19 @@ struct Relu2Epilogue {
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
   template <class Sums>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
                       float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * kTileRows + item * 4;
-    float h[4];
-    scale(sums.total(item * 4), scales.in, weight_scale.x, h);
-    if (bias != nullptr && token < tile.rows && col < out.intermediate)
-      add_bias(bias + static_cast<std::int64_t>(tile.expert) * out.intermediate + col, h);
+    float h[Sums::kTogether][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) h[i] = activate({.kind = Activation::kRelu2}, 0.0f, h[i]).h;
-    out.store(h, h, tile, token, col, scales.out);
+    for (int k = 0; k < Sums::kTogether; ++k) {
+      scale(sums.total(k, item * 4), scales[k * Sums::kTokenStep].in, weight_scale.x, h[k]);
+      if (bias != nullptr && col < out.intermediate)
+        add_bias(bias + static_cast<std::int64_t>(tile.expert) * out.intermediate + col, h[k]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) h[k][i] = activate({.kind = Activation::kRelu2}, 0.0f, h[k][i]).h;
+    }
+    out.store<Sums>(h, h, tile, token, col, scales);
   }
 };
 
@@ -254,15 +276,20 @@ struct PlainEpilogue {
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
   template <class Sums>
-  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales& scales,
+  __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,
                       float2 weight_scale, const Sums& sums) const {
     const int col = weight_tile * kTileRows + item * 4;
-    if (col >= width || token >= tile.rows) return;
-    float y[4];
-    scale(sums.total(item * 4), scales.in, weight_scale.x, y);
-    if (bias != nullptr) add_bias(bias + tile.expert * width + col, y);
-    *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + token) * width + col) =
-        make_float4(y[0], y[1], y[2], y[3]);
+    if (col >= width) return;
+#pragma unroll
+    for (int k = 0; k < Sums::kTogether; ++k) {
+      const int at = token + k * Sums::kTokenStep;
+      if (at >= tile.rows) continue;
+      float y[4];
+      scale(sums.total(k, item * 4), scales[k * Sums::kTokenStep].in, weight_scale.x, y);
+      if (bias != nullptr) add_bias(bias + tile.expert * width + col, y);
+      *reinterpret_cast<float4*>(out + static_cast<std::int64_t>(tile.first_row + at) * width + col) =
+          make_float4(y[0], y[1], y[2], y[3]);
+    }
   }
 };
 

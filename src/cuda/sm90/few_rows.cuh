@@ -271,14 +271,13 @@ __device__ __forceinline__ void consume(FewStorage& s) {
 template <class Epilogue>
 __device__ __forceinline__ void finish_piece(const Epilogue& epilogue, const Tile& tile, float2 weight_scale,
                                              float (*sums)[FewConfig::kPitch]) {
-  constexpr int kItems = kTileRows / Epilogue::kItemRows;
+  using Sums = ItemSums<FewConfig, Epilogue::kItemRows>;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x % 32); i < (tile.rows * kItems + 31) / 32 * 32; i += 32) {
-    const int token = i / kItems;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < (tile.rows * Sums::kItems + 31) / 32 * 32; i += 32) {
+    const int token = i / Sums::kItems;
     const TokenScales scales =
         token < tile.rows ? epilogue.token_scales(tile.first_row + token) : TokenScales{};
-    epilogue.run(tile, tile.weight_tile, token, i % kItems, scales, weight_scale,
-                 ItemSums<FewConfig>{sums[token]});
+    epilogue.run(tile, tile.weight_tile, token, i % Sums::kItems, &scales, weight_scale, Sums{sums[token]});
   }
 }
 

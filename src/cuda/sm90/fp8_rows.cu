@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int step = 1; step < kLanes; step *= 2) amax = max(amax, __shfl_xor_sync(~0u, amax, step));
   if (group >= fp8_groups(call.cols)) return;
-  const float d = fp8_tile_scale(float_of_bits(amax));
-  const std::uint32_t codes[2] = {cuda::encode_fp8x4(x[0], d, any < kFloatInf),
-                                  cuda::encode_fp8x4(x[1], d, any < kFloatInf)};
+  float d[2];  // the same for both
+  std::uint32_t codes[2];
+  cuda::encode_tiles(x, {amax, amax}, any < kFloatInf, d, codes);
   const std::int64_t width = fp8_row_bytes(call.cols);
   const auto row_of = [&](int copy) -> std::int64_t {
     return call.slot_to_row != nullptr ? call.slot_to_row[token * call.copies + copy] : token;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   float* scales = call.scales + group * fp8_scale_pitch(call.most_rows, call.experts);
   for (int copy = lane; copy < call.copies; copy += kLanes) {
-    if (const std::int64_t row = row_of(copy); row >= 0) scales[scale_place(call, row)] = d;
+    if (const std::int64_t row = row_of(copy); row >= 0) scales[scale_place(call, row)] = d[0];
   }
 }
 

@@ -510,31 +510,36 @@ __device__ __forceinline__ const Epilogue& epilogue_of_item(const Epilogue& para
   return *reinterpret_cast<const Epilogue*>(s.epilogue + none);
 }
 
-// Accumulators of a token in passing; `row` of 64, the first of four.
-template <class Config>
+// The accumulators of an item in passing, or of kTogether, of tokens kTokenStep apart; `row` of 64, the first
+// of four. `item_rows`: weight rows of an item.
+template <class Config, int kItemRows>
 struct ItemSums {
-  // How many elements are activated side by side.
-  static constexpr int kTogether = Config::kConsumers == 3 ? 2 : 4;
+  // Items of a token in a tile of weights, and where tiles meet.
+  static constexpr int kTileItems = kTileRows / kItemRows, kItems = Config::kMeet * kTileItems;
+  // Two warps on a scheduler do not hide each other's waits: each has two items in hand.
+  static constexpr int kTogether = Config::kFp8 && Config::kWide ? 2 : 1;
+  static constexpr int kTokenStep = Config::kMeetThreads / kItems;
+  static_assert(kTogether == 1 || Config::kPassTokens % (kTogether * kTokenStep) == 0);
   float* token;
 
-  __device__ float* at(int row) const { return token + row; }
+  __device__ float* at(int k, int row) const { return token + k * kTokenStep * Config::kPitch + row; }
   // The shares of K, added up.
-  __device__ float4 total(int row) const {
-    float4 sum = *reinterpret_cast<const float4*>(at(row));
+  __device__ float4 total(int k, int row) const {
+    float4 sum = *reinterpret_cast<const float4*>(at(k, row));
 #pragma unroll
     for (int part = 1; part < Config::kSplit; ++part) {
       constexpr int kPartFloats = Config::kRowTiles * Config::kPassTokens * Config::kPitch;
-      const float4 more = *reinterpret_cast<const float4*>(at(row) + part * kPartFloats);
+      const float4 more = *reinterpret_cast<const float4*>(at(k, row) + part * kPartFloats);
       sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
     }
     return sum;
   }
-  __device__ void store(int row, const float (&from)[4]) const {
-    *reinterpret_cast<float4*>(at(row)) = make_float4(from[0], from[1], from[2], from[3]);
+  __device__ void store(int k, int row, const float (&from)[4]) const {
+    *reinterpret_cast<float4*>(at(k, row)) = make_float4(from[0], from[1], from[2], from[3]);
   }
-  __device__ void load(int row, float (&to)[4]) const {
+  __device__ void load(int k, int row, float (&to)[4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = at(row)[i];
+    for (int i = 0; i < 4; ++i) to[i] = at(k, row)[i];
   }
 };
 
@@ -581,7 +586,7 @@ __device__ __forceinline__ void put_sums(float (*to)[Config::kPassTokens][Config
 template <class Config, int kWidth, class Epilogue>
 __device__ __forceinline__ void finish(const Epilogue& epilogue, Piece piece, float2 weight_scale,
                                        GemmStorage<Config>& s, const Accumulators<Config, kWidth>& acc) {
-  constexpr int kTileItems = kTileRows / Epilogue::kItemRows, kItems = Config::kMeet * kTileItems;
+  using Sums = ItemSums<Config, Epilogue::kItemRows>;
   const Place place = place_of<Config>(thread_index());
   const Work<Config>& work = s.work[place.group][piece.turn()];
   const int own_tile = place.part * Config::kRowTiles + place.group * Config::kOwnTiles;
@@ -597,14 +602,15 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, Piece piece, fl
     if constexpr (Config::kWide) {
       weight_scale = epilogue_of_item<Config>(epilogue, s).expert_scales(tile.expert);
     }
-    // Whole warps go through the loop together.
+    // Whole warps go through the loop together. Beyond the tile's tokens, within a pass, there is something.
     const int tokens = min((rows - first + 7) / 8 * 8, Config::kPassTokens);
 #pragma unroll 1
-    for (int i = thread_index() % Config::kMeetThreads; i < tokens * kItems; i += Config::kMeetThreads) {
-      const int token = i / kItems, t = first_tile + i % kItems / kTileItems;
+    for (int i = thread_index() % Config::kMeetThreads; i < tokens * Sums::kItems;
+         i += Sums::kTogether * Config::kMeetThreads) {
+      const int token = i / Sums::kItems, t = first_tile + i % Sums::kItems / Sums::kTileItems;
       epilogue_of_item<Config>(epilogue, s)
-          .run(tile, tile.weight_tile + t, first + token, i % kTileItems, work.scales[first + token],
-               weight_scale, ItemSums<Config>{s.sums[t][token]});
+          .run(tile, tile.weight_tile + t, first + token, i % Sums::kTileItems, &work.scales[first + token],
+               weight_scale, Sums{s.sums[t][token]});
     }
     first += Config::kPassTokens;
     // A single pass is no loop: the accumulators are done with before the epilogue begins.

@@ -93,13 +93,13 @@ requires(!Config::kFp8) struct Consumer<Config> {
                             tokens + (ring.index * (Config::kStageChunks * Config::kTokenTileBytes) +
                                       u % kOwn * Config::kSplit * Config::kTokenTileBytes),
                             acc);
+        if (turns && !ready) ptx::mbarrier_wait(&s.full[next.index], next.parity);
+        words = load(next.index, (u + 1) % kOwn * Config::kSplit);  // after the last chunk: anything
         ptx::wgmma_wait<1>();
         if (u % kOwn == 0) {
           if (held >= 0) give_back<Config>(&s.empty[held]);
           held = ring.index;
         }
-        if (turns && !ready) ptx::mbarrier_wait(&s.full[next.index], next.parity);
-        words = load(next.index, (u + 1) % kOwn * Config::kSplit);  // after the last chunk: anything
         ring = next;
         if (--left <= 0) goto done;
       }

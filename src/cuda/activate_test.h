@@ -1,0 +1,33 @@
+// activate_test.h: what activate_test.cu runs on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "layer/activation.h"
+
+namespace megamoe::cuda {
+
+// The largest distances from the definitions, in last bits, over every z from kLeastGate up.
+struct SigmoidErrors {
+  std::uint32_t sigmoid, silu;
+};
+std::uint32_t sigmoid_ulps_allowed();
+std::uint32_t silu_ulps_allowed();
+cudaError_t sigmoid_errors_for_test(SigmoidErrors* worst);
+
+enum class Gates {
+  kAnyBits,          // gates and ups: any bits
+  kUsual,            // gates within 4, ups within 2
+  kBesideMidpoints,  // gates within 4, ups that make an h within some last bits of a midpoint of BF16
+};
+struct NearCounts {
+  unsigned long long told;   // groups of four of which activate_nearly() was sure
+  unsigned long long wrong;  // elements of theirs whose BF16 is not the definition's
+};
+// `count` groups of four.
+cudaError_t activate_nearly_for_test(const ActivationConfig& config, Gates gates, std::int64_t count,
+                                     NearCounts* counts);
+
+}  // namespace megamoe::cuda
