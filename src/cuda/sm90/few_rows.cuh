@@ -243,18 +243,23 @@ __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage&
 // Named barriers. All threads are ready to begin; the consumers have left sums for finisher 0 (1); and
 // finisher 0 (1) lets warpgroup 0 (1, 2, 3) leave new ones.
 inline constexpr int kSetUp = 1, kSumsThere = 2, kSumsGone = kSumsThere + kFinishers;
-template <int kThreads>
-__device__ inline void arrive(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
-}
-template <int kThreads>
-__device__ inline void sync(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
-}
+static_assert(kSumsGone + kFinishers * FewConfig::kSplit <= 16, "as many barriers as there are");
 inline constexpr int kThereThreads = FewConfig::kConsumerThreads + 32, kGoneThreads = 128 + 32;
-__device__ inline int sums_gone(int finisher, int part) {
-  static_assert(kSumsGone + kFinishers * FewConfig::kSplit <= 16, "as many barriers as there are");
-  return kSumsGone + finisher * FewConfig::kSplit + part;
+
+// Barrier kFirst + index, of kCount. NOTE: part of the instruction, where tools that look for races see it.
+template <int kThreads, int kFirst, int kCount = 1>
+__device__ __forceinline__ void arrive(int index = 0) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (index == i) asm volatile("bar.arrive %0, %1;" ::"r"(kFirst + i), "n"(kThreads) : "memory");
+  }
+}
+template <int kThreads, int kFirst, int kCount = 1>
+__device__ __forceinline__ void sync(int index = 0) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (index == i) asm volatile("bar.sync %0, %1;" ::"r"(kFirst + i), "n"(kThreads) : "memory");
+  }
 }
 
 // Warpgroups that share the K of a piece.
@@ -266,9 +271,10 @@ __device__ __forceinline__ void consume(FewStorage& s) {
     const Consumer<FewConfig> consumer(s);
     Accumulators<FewConfig, FewConfig::kTokens> acc;
     consumer.template multiply<FewConfig::kTokens>(piece.chunks, s, ring, acc);
-    sync<kGoneThreads>(sums_gone(finisher, consumer.place.part));
+    sync<kGoneThreads, kSumsGone, kFinishers * FewConfig::kSplit>(finisher * FewConfig::kSplit +
+                                                                  consumer.place.part);
     put_sums<FewConfig, FewConfig::kTokens>(&s.sums[finisher][consumer.place.part], 0, acc);
-    arrive<kThereThreads>(kSumsThere + finisher);
+    arrive<kThereThreads, kSumsThere, kFinishers>(finisher);
   }
 }
 
@@ -328,8 +334,9 @@ __device__ __forceinline__ void finish(int finisher, const FewParams& p, const F
     const Tile tile{rows.expert, rows.rows, rows.first_row, 0, piece.weight_tile, 1};
     const float2 weight_scale =
         piece.gemm == 0 ? first.expert_scales(tile.expert) : second.expert_scales(tile.expert);
-    for (int part = 0; part < FewConfig::kSplit; ++part) arrive<kGoneThreads>(sums_gone(finisher, part));
-    sync<kThereThreads>(kSumsThere + finisher);
+    for (int part = 0; part < FewConfig::kSplit; ++part)
+      arrive<kGoneThreads, kSumsGone, kFinishers * FewConfig::kSplit>(finisher * FewConfig::kSplit + part);
+    sync<kThereThreads, kSumsThere, kFinishers>(finisher);
     if (piece.gemm == 0) {
       finish_piece(first, tile, weight_scale, s.sums[finisher][0]);
       __syncwarp();
@@ -368,7 +375,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       ptx::mbarrier_init_fence();
     }
     list_rows(expert, p, s);
-    arrive<kFewThreads>(kSetUp);
+    arrive<kFewThreads, kSetUp>();
     produce_weights(ticket, p, s);
     return;
   }
@@ -381,7 +388,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
     }
     ptx::fence_async_proxy();
   }
-  sync<kFewThreads>(kSetUp);
+  sync<kFewThreads, kSetUp>();
 
   // The other roles.
   if (warp < kConsumerWarps) {
