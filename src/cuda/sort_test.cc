@@ -32,6 +32,8 @@ Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float
   const DeviceArray<float> half(of_expert[0]), negative(of_expert[1]);
   const Output<float> of_row0(pairs, poison), of_row1(pairs, poison);
   const DeviceArray<unsigned long long> bad_id(std::vector<unsigned long long>{kNoBadId});
+  const Output<std::uint32_t> counters(kSortCounters, poison);
+  const bool counts = pairs <= 1024;  // what one CTA sorts
   cuda_check(sort({.ids = d_ids.data(),
                    .weights = d_weights.data(),
                    .tokens = tokens,
@@ -44,9 +46,13 @@ Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float
                    .of_expert = {half.data(), negative.data()},
                    .of_row = {of_row0.data(), of_row1.data()},
                    .bad_id = bad_id.data(),
+                   .counters = counts ? counters.data() : nullptr,
                    .workspace = workspace.data()},
                   nullptr),
              "testing sort");
+  if (counts) {
+    EXPECT_EQ(counters.download(), std::vector<std::uint32_t>(kSortCounters));
+  }
   workspace.download();  // looks at its guard
   return {offsets.download(),     row_to_token.download(), row_to_slot.download(),
           slot_to_row.download(), bad_id.download()[0],    {of_row0.download(), of_row1.download()}};

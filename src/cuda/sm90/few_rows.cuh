@@ -29,9 +29,11 @@ namespace megamoe::sm90 {
 struct FewConfig : GemmConfig<OperandType::kBf16, 8, 1, 4> {
   static constexpr int kStageChunks = 4 * kSplit, kStages = 4;
 };
-// Warps: consumers, a producer of weights, producers of tokens, and one that finishes pieces.
-inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = 3;
-inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + 1);
+// Warps: consumers, a producer of weights, a producer of tokens for each stage, and those that finish pieces
+// by turns.
+inline constexpr int kConsumerWarps = FewConfig::kConsumerThreads / 32, kTokenWarps = FewConfig::kStages,
+                     kFinishers = 2;
+inline constexpr int kFewThreads = 32 * (kConsumerWarps + 1 + kTokenWarps + kFinishers);
 inline constexpr int kPieces = 8;  // announced at a time
 
 // ---- Params
@@ -81,7 +83,7 @@ struct alignas(1024) FewStorage {
   std::uint8_t tokens[FewConfig::kStages][FewConfig::kStageChunks][FewConfig::kTokenTileBytes];
   alignas(128) std::uint8_t weights[FewConfig::kStages][1][FewConfig::kStageChunks][FewConfig::kChunkBytes];
   // Accumulators in passing.
-  alignas(16) float sums[FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
+  alignas(16) float sums[kFinishers][FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
   alignas(16) FewPiece pieces[kPieces];
   RowTile row_tiles[kFewRows];
   int num_row_tiles;
@@ -180,8 +182,8 @@ __device__ inline void produce_weights(int ticket, const FewParams& p, FewStorag
   }
 }
 
-// A row's columns of a stage, in vectors of eight, to where wgmma reads them: the row `to` of
-// 128 bytes of each chunk's tile, its vectors of 16 bytes swapped by the row's number.
+// A row's columns of a stage, in vectors of 16 bytes, and where wgmma reads them: in row `to`, of 128 bytes,
+// of each chunk's tile, its vectors swapped by the row's number.
 class StageRow {
  public:
   __device__ StageRow(const bf16* row, int first_col, int cols) {
@@ -205,13 +207,12 @@ class StageRow {
   uint4 vectors_[kVectors];
 };
 
-// One of the warps that take stages by turns. NOTE: not the copy engine: a copy of 128 bytes takes it as long
-// as one of a whole chunk of weights.
-__device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& s) {
+// The warp of one stage. NOTE: by ordinary loads and stores, for starting a copy of the
+// copy engine for each 128 bytes takes longer than a stage's weights do.
+__device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
   if (!p.gathers) cuda::await_previous_kernel();
   StageRing ring, pieces;
-  int turn = 0;
   for (;;) {
     const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
@@ -219,51 +220,48 @@ __device__ inline void produce_tokens(int warp, const FewParams& p, FewStorage& 
     const RowTile tile = s.row_tiles[piece.row_tile];
     if (piece.gemm == 1) {
       const auto all = static_cast<std::uint32_t>(p.gemms[0].tiles);
-      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != all) __nanosleep(100);
+      while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != all) {
+      }
     }
     for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
-      if (turn == warp) {
+      if (ring.index == stage) {
         for (int row = 0; row < tile.rows; ++row) {
           const int from = tile.first_row + row;
           const StageRow columns(gemm.tokens + (piece.gemm == 0 ? s.source[from] : from) * gemm.token_stride,
                                  chunk * FewConfig::kChunkCols, gemm.cols);
-          if (row == 0) ptx::mbarrier_wait(&s.empty[ring.index], ring.parity ^ 1);
-          columns.store(s.tokens[ring.index], row);
+          if (row == 0) ptx::mbarrier_wait(&s.empty[stage], ring.parity ^ 1);
+          columns.store(s.tokens[stage], row);
         }
         ptx::fence_async_proxy();
-        give_back<FewConfig>(&s.full[ring.index]);
+        give_back<FewConfig>(&s.full[stage]);
       }
-      turn = (turn + 1) % kTokenWarps;
       ring.advance<FewConfig::kStages>();
     }
   }
 }
 
-// Named barriers. All threads are ready to begin; the consumers have left their sums; and the warp that
-// finishes pieces lets warpgroup 0 (1, 2, 3) leave new ones.
-inline constexpr int kSetUp = 1, kSumsThere = 2, kSumsGone = 3;
-template <int kThreads>
-__device__ inline void arrive(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
-}
+// Named barriers. All threads are ready to begin; finisher 0 (1) is ready for new sums; the consumers have
+// left them. NOTE: the last two are waited for on both sides: racecheck does not follow bar.arrive, and nobody
+// waits long.
+inline constexpr int kSetUp = 1, kSumsGone = 2, kSumsThere = kSumsGone + kFinishers;
+inline constexpr int kHandOverThreads = FewConfig::kConsumerThreads + 32;
 template <int kThreads>
 __device__ inline void sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
-inline constexpr int kThereThreads = FewConfig::kConsumerThreads + 32, kGoneThreads = 128 + 32;
 
 // Warpgroups that share the K of a piece.
 __device__ __forceinline__ void consume(FewStorage& s) {
   StageRing ring, pieces;
-  for (;;) {
+  for (int finisher = 0;; finisher = (finisher + 1) % kFinishers) {
     const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
     const Consumer<FewConfig> consumer(s);
     Accumulators<FewConfig, FewConfig::kTokens> acc;
     consumer.template multiply<FewConfig::kTokens>(piece.chunks, s, ring, acc);
-    sync<kGoneThreads>(kSumsGone + consumer.place.part);
-    put_sums<FewConfig, FewConfig::kTokens>(&s.sums[consumer.place.part], 0, acc);
-    arrive<kThereThreads>(kSumsThere);
+    sync<kHandOverThreads>(kSumsGone + finisher);
+    put_sums<FewConfig, FewConfig::kTokens>(&s.sums[finisher][consumer.place.part], 0, acc);
+    sync<kHandOverThreads>(kSumsThere + finisher);
   }
 }
 
@@ -301,35 +299,36 @@ __device__ inline void note_done(int weight_tile, int group_tiles, const FewPara
   if (uniform(static_cast<int>(before)) + 1 == tiles * s.num_row_tiles) combine_group(group, group_tiles, p);
 }
 
-// The warp that finishes pieces.
+// One of the warps that finish pieces.
 template <class First>
-__device__ __forceinline__ void finish(const FewParams& p, const First& first, const PlainEpilogue& second,
-                                       FewStorage& s) {
+__device__ __forceinline__ void finish(int finisher, const FewParams& p, const First& first,
+                                       const PlainEpilogue& second, FewStorage& s) {
   // Scales of tokens may be the kernel's before. Whoever waits for this one counts on those before it, too.
   cuda::await_previous_kernel();
   const int group_tiles = (p.gemms[1].tiles + kGroups - 1) / kGroups;
-  if (s.num_row_tiles == 0) {
+  if (s.num_row_tiles == 0 && finisher == 0) {
     for (int group = static_cast<int>(blockIdx.x); group * group_tiles < p.gemms[1].tiles;
          group += static_cast<int>(gridDim.x)) {
       combine_group(group, group_tiles, p);
     }
   }
   StageRing pieces;
-  for (;;) {
+  for (int turn = 0;; turn = (turn + 1) % kFinishers) {
     const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
+    if (turn != finisher) continue;
     const RowTile& rows = s.row_tiles[piece.row_tile];
     const Tile tile{rows.expert, rows.rows, rows.first_row, 0, piece.weight_tile, 1};
     const float2 weight_scale =
         piece.gemm == 0 ? first.expert_scales(tile.expert) : second.expert_scales(tile.expert);
-    for (int part = 0; part < FewConfig::kSplit; ++part) arrive<kGoneThreads>(kSumsGone + part);
-    sync<kThereThreads>(kSumsThere);
+    sync<kHandOverThreads>(kSumsGone + finisher);
+    sync<kHandOverThreads>(kSumsThere + finisher);
     if (piece.gemm == 0) {
-      finish_piece(first, tile, weight_scale, s.sums[0]);
+      finish_piece(first, tile, weight_scale, s.sums[finisher][0]);
       __syncwarp();
       if (ptx::elect_one()) ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
     } else {
-      finish_piece(second, tile, weight_scale, s.sums[0]);
+      finish_piece(second, tile, weight_scale, s.sums[finisher][0]);
       note_done(tile.weight_tile, group_tiles, p, s);
     }
     __syncwarp();
@@ -357,12 +356,12 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       }
       for (int i = 0; i < kPieces; ++i) {
         ptx::mbarrier_init(&s.piece_full[i], 1);
-        ptx::mbarrier_init(&s.piece_empty[i], kConsumerWarps + kTokenWarps + 1);
+        ptx::mbarrier_init(&s.piece_empty[i], kConsumerWarps + kTokenWarps + kFinishers);
       }
       ptx::mbarrier_init_fence();
     }
     list_rows(expert, p, s);
-    arrive<kFewThreads>(kSetUp);
+    asm volatile("bar.arrive %0, %1;" ::"r"(kSetUp), "n"(kFewThreads) : "memory");
     produce_weights(ticket, p, s);
     return;
   }
@@ -383,7 +382,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   } else if (warp <= kConsumerWarps + kTokenWarps) {
     produce_tokens(warp - kConsumerWarps - 1, p, s);
   } else {
-    finish(p, first, second, s);
+    finish(warp - kConsumerWarps - 1 - kTokenWarps, p, first, second, s);
   }
 #else
   __trap();
