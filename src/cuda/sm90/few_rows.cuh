@@ -241,8 +241,8 @@ __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage&
 }
 
 // Named barriers. All threads are ready to begin; finisher 0 (1) is ready for new sums; the consumers have
-// left them. NOTE: the last two are waited for on both sides: racecheck does not follow bar.arrive, and nobody
-// waits long.
+// left them. NOTE: the last two are waited for on both sides: racecheck does not follow bar.arrive, and
+// nobody waits long.
 inline constexpr int kSetUp = 1, kSumsGone = 2, kSumsThere = kSumsGone + kFinishers;
 inline constexpr int kHandOverThreads = FewConfig::kConsumerThreads + 32;
 template <int kThreads>
