@@ -1,8 +1,8 @@
 // activate.cuh: layer/activation.h for several elements at once.
 //
-// To FP32, bit for bit (activate_all): where no element is far from ordinary (NaN, a huge magnitude, one so
-// small that a division might underflow) the steps of the definition run without its branches, those of one
-// element between those of the others; else the definition itself runs.
+// To FP32, bit for bit (activate_exactly): where no element is far from ordinary (NaN, a huge magnitude, one
+// so small that a division might underflow) the steps of the definition run without its branches, those of
+// one element between those of the others; else the definition itself runs.
 //
 // To BF16, bit for bit (activate_nearly): the GPU's own exponential and reciprocal are a few last bits of
 // FP32 away from the definition, which BF16 shows only where a midpoint of two of its numbers is as near.
@@ -44,14 +44,20 @@ __device__ inline float max_or_nan(float a, float b) {
   return r;
 }
 
+// The cuts of the definition, in place. What the logistic function is of: gate, gpt-oss alpha times it.
 template <Activation kKind>
-__device__ inline ActivatedPair activate_ordinary(const ActivationConfig& config, float gate, float up,
-                                                  MagnitudeRange& gates) {
+__device__ inline float cut(const ActivationConfig& config, float& gate, float& up) {
   if constexpr (kKind != Activation::kSwiGlu) {
     gate = min_or_nan(gate, config.limit);
     up = max_or_nan(min_or_nan(up, config.limit), -config.limit);
   }
-  const float z = kKind == Activation::kGptOss ? __fmul_rn(config.alpha, gate) : gate;
+  return kKind == Activation::kGptOss ? __fmul_rn(config.alpha, gate) : gate;
+}
+
+template <Activation kKind>
+__device__ inline ActivatedPair activate_ordinary(const ActivationConfig& config, float gate, float up,
+                                                  MagnitudeRange& gates) {
+  const float z = cut<kKind>(config, gate, up);
   gates.add(z);
   const float e = exp_parts(-magnitude(z)).ordinary(), divisor = __fadd_rn(1.0f, e);
   float s;
@@ -108,9 +114,14 @@ static __device__ __noinline__ void activate_exactly(const ActivationConfig& con
 }
 
 // sigmoid(z) with the GPU's own exponential and reciprocal. From z = kLeastGate up it is within
-// kSigmoidUlps of the definition, and z times it within kSiluUlps of silu(z) (ActivateTest tries every z).
+// kSigmoidUlps of the definition, and z times it within kSiluUlps of silu(z): on an H200, where ActivateTest
+// tried every z; elsewhere with an exponential off by two last bits and a reciprocal off by one.
 inline constexpr float kLeastGate = -10.0f;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 inline constexpr std::uint32_t kSigmoidUlps = 9, kSiluUlps = 10;
+#else
+inline constexpr std::uint32_t kSigmoidUlps = 15, kSiluUlps = 15;
+#endif
 __device__ inline float near_sigmoid(float z) {
   float e, s;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(z, -0x1.715476p+0f)));
@@ -118,13 +129,13 @@ __device__ inline float near_sigmoid(float z) {
   return s;
 }
 
-// How far h may be from the definition's, in last bits of FP32: an error of n of them becomes 2 n by a
-// product (a number may be just below a power of two, the product just above one), and each product rounds on
-// either side: silu's and that by up; gpt-oss's by the gate and by up.
+// How far h may be from the definition's, in last bits of FP32. n of a number's last bits are at most 2 n of
+// those of any product of it, however many factors; beside that the last product rounds on either side, which
+// is 1, and gpt-oss's product with the gate, 2 by then.
 inline constexpr std::uint32_t kNearUlps = 2 * kSigmoidUlps + 3;
 static_assert(kNearUlps >= 2 * kSiluUlps + 1);
 
-// Collects whether numbers less than kNearUlps away round to the same BF16, two numbers at a time.
+// Collects whether numbers at most kNearUlps away round to the same BF16, two numbers at a time.
 class RoundsAlike {
  public:
   __device__ void add(float first, float second) {
@@ -147,11 +158,7 @@ __device__ inline bool activate_nearly_all(const ActivationConfig& config, const
 #pragma unroll
   for (int i = 0; i < 4 * kRows; ++i) {
     float g = gate[i / 4][i % 4], u = up[i / 4][i % 4];
-    if constexpr (kKind != Activation::kSwiGlu) {
-      g = min_or_nan(g, config.limit);
-      u = max_or_nan(min_or_nan(u, config.limit), -config.limit);
-    }
-    const float z = kKind == Activation::kGptOss ? __fmul_rn(config.alpha, g) : g;
+    const float z = cut<kKind>(config, g, u);
     const float s = __fmul_rn(g, near_sigmoid(z));
     if constexpr (kKind == Activation::kGptOss) u = __fadd_rn(u, 1.0f);
     up[i / 4][i % 4] = __fmul_rn(s, u);

@@ -9,12 +9,11 @@
 
 namespace megamoe::cuda {
 
-// The largest distances from the definitions, in last bits, over every z from kLeastGate up.
+// The largest distances from the definitions, in last bits, over every z from kLeastGate up; and what
+// activate.cuh takes them to be at most.
 struct SigmoidErrors {
-  std::uint32_t sigmoid, silu;
+  std::uint32_t sigmoid, silu, sigmoid_allowed, silu_allowed;
 };
-std::uint32_t sigmoid_ulps_allowed();
-std::uint32_t silu_ulps_allowed();
 cudaError_t sigmoid_errors_for_test(SigmoidErrors* worst);
 
 enum class Gates {
@@ -23,10 +22,10 @@ enum class Gates {
   kBesideMidpoints,  // gates within 4, ups that make an h within some last bits of a midpoint of BF16
 };
 struct NearCounts {
-  unsigned long long told;   // groups of four of which activate_nearly() was sure
+  unsigned long long told;   // groups of two fours of which activate_nearly() was sure
   unsigned long long wrong;  // elements of theirs whose BF16 is not the definition's
 };
-// `count` groups of four.
+// `count` groups of two fours.
 cudaError_t activate_nearly_for_test(const ActivationConfig& config, Gates gates, std::int64_t count,
                                      NearCounts* counts);
 

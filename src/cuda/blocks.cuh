@@ -217,7 +217,10 @@ struct ActivationSource {
               gates[0][i] = g(v * 8 + first + i), values[0][i] = u(v * 8 + first + i);
           };
           read();
-          if (!activate_nearly(config, gates, values)) {
+          if constexpr (kKind == Activation::kRelu2) {
+#pragma unroll
+            for (float& value : values[0]) value = activate(config, 0.0f, value).h;
+          } else if (!activate_nearly(config, gates, values)) {
             read();
             float exact_gates[4], exact[4];  // in memory, but here alone
 #pragma unroll

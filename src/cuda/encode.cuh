@@ -42,7 +42,7 @@ __device__ inline float refine(float quotient, float a, float b, float y) {
   return __fmaf_rn(__fmaf_rn(-b, quotient, a), y, quotient);
 }
 
-// E4M3 of a positive number within [2^-9, 448], and back.
+// E4M3 of a positive number, cut to 448 (what becomes of those below 2^-9 and of NaN is not used), and back.
 __device__ inline std::uint8_t scale_to_e4m3(float x) {
   return static_cast<std::uint8_t>(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
 }
@@ -99,8 +99,8 @@ static __device__ __noinline__ std::uint32_t rare_tile_codes(float4 x, float d) 
   return fp8_code(x.x, d) | fp8_code(x.y, d) << 8 | fp8_code(x.z, d) << 16 |
          static_cast<std::uint32_t>(fp8_code(x.w, d)) << 24;
 }
-// Scales and codes of kGroups fours, each lane's of the same groups: of values x, which are finite where
-// `finite`, and groups' largest finite magnitudes.
+// Scales and codes of fours of kGroups groups: of values x, which are finite where `finite`, and groups'
+// largest finite magnitudes, which all lanes of a group pass.
 template <int kGroups>
 __device__ inline void encode_tiles(const float (&x)[kGroups][4], const std::uint32_t (&amax)[kGroups],
                                     bool finite, float (&d)[kGroups], std::uint32_t (&codes)[kGroups]) {
@@ -325,7 +325,7 @@ class RowEncoder {
   __device__ bool encode(const Block& values, std::uint32_t amax, EncodedBlock& out) const {
     const float wanted = wanted_(__uint_as_float(amax));
     const bool large = !kOwn && wanted > kScaleCut;
-    out.scale = {scale_to_e4m3(wanted), large};
+    out.scale = {amax == 0 ? std::uint8_t{0x38} : scale_to_e4m3(wanted), large};
     if constexpr (kByProducts) {
       const std::uint32_t code = out.scale.code, exponent = (code & 0x78u) << 20,
                           factor = __shfl_sync(~0u, factor_, static_cast<int>(code)) - exponent;
@@ -333,7 +333,8 @@ class RowEncoder {
     } else {
       out.codes = encode_quotients(values, scale_of_e4m3(out.scale.code) * g_, large);
     }
-    return fast_ && wanted >= 7.5f * kE4M3Min && wanted <= (kOwn ? kScaleCut : kFastQuotient);
+    return fast_ &&
+           (amax == 0 || (wanted >= 7.5f * kE4M3Min && wanted <= (kOwn ? kScaleCut : kFastQuotient)));
   }
 
  private:

@@ -24,7 +24,7 @@ struct HiddenOut {
                                // what codes and scales stand for, instead of them
   std::uint8_t* codes;         // kNvfp4 [R, I / 2]; kFp8: as fp8_rows.h says
   std::uint8_t* block_scales;  // kNvfp4 [R, I / 16]
-  const float* tensor_scales;  // kNvfp4 [R]: of each row of h
+  const float* tensor_scales;  // kNvfp4 [R]: of each row of h, positive
   float* fp8_scales;           // kFp8: as fp8_rows.h says
   std::int64_t fp8_pitch;      // of fp8_scales
   unsigned long long* saturated;  // counts blocks cut to 448, or null
@@ -214,10 +214,14 @@ struct GatedEpilogue {
         for (int k = 0; k < kTogether; ++k) add_bias(gate_bias + at, gate[k]), add_bias(up_bias + at, up[k]);
       }
     };
-    read_sums();
     // h is rounded to BF16, whatever becomes of it. What gate's columns hold is asked for where they are
     // written.
-    if (out.mode == L1Output::kInterleavedBf16 || !cuda::activate_nearly(activation, gate, up)) {
+    bool sure = false;
+    if (out.mode != L1Output::kInterleavedBf16) {
+      read_sums();
+      sure = cuda::activate_nearly(activation, gate, up);
+    }
+    if (!sure) {
       // In shared memory, where the sums were.
       read_sums();
 #pragma unroll

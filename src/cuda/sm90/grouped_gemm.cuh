@@ -511,7 +511,7 @@ __device__ __forceinline__ const Epilogue& epilogue_of_item(const Epilogue& para
 }
 
 // The accumulators of an item in passing, or of kTogether, of tokens kTokenStep apart; `row` of 64, the first
-// of four. `item_rows`: weight rows of an item.
+// of four. kItemRows: weight rows of an item.
 template <class Config, int kItemRows>
 struct ItemSums {
   // Items of a token in a tile of weights, and where tiles meet.
@@ -519,7 +519,9 @@ struct ItemSums {
   // Two warps on a scheduler do not hide each other's waits: each has two items in hand.
   static constexpr int kTogether = Config::kFp8 && Config::kWide ? 2 : 1;
   static constexpr int kTokenStep = Config::kMeetThreads / kItems;
-  static_assert(kTogether == 1 || Config::kPassTokens % (kTogether * kTokenStep) == 0);
+  static_assert(kTogether == 1 ||
+                (Config::kMeetThreads % kItems == 0 && Config::kPassTokens % (kTogether * kTokenStep) == 0 &&
+                 Config::kTokens % (kTogether * kTokenStep) == 0));
   float* token;
 
   __device__ float* at(int k, int row) const { return token + k * kTokenStep * Config::kPitch + row; }
