@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/activate.cuh"
+#include "cuda/bf16_pair.cuh"
 #include "cuda/quantize.h"
 #include "numerics/interleave.h"
 #include "numerics/nvfp4.h"
@@ -81,7 +82,7 @@ template <>
 struct RawBlock<bf16> : RawPairs {
   static constexpr int kSpareBits = 16;
   __device__ float operator()(int i) const {
-    return __uint_as_float(i % 2 == 0 ? word(i / 2) << 16 : word(i / 2) & 0xFFFF0000u);
+    return i % 2 == 0 ? first_of(word(i / 2)) : second_of(word(i / 2));
   }
   __device__ std::uint32_t amax() const { return largest_magnitude(*this, larger_bf16_pair); }
 };
@@ -230,10 +231,7 @@ struct ActivationSource {
             for (int i = 0; i < 4; ++i) values[0][i] = exact[i];
           }
 #pragma unroll
-          for (int i = 0; i < 4; i += 2) {
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(values[0][i], values[0][i + 1]);
-            words[(first + i) / 2] = *reinterpret_cast<const std::uint32_t*>(&pair);
-          }
+          for (int i = 0; i < 4; i += 2) words[(first + i) / 2] = bf16_pair(values[0][i], values[0][i + 1]);
         }
         h.raw[v] = make_uint4(words[0], words[1], words[2], words[3]);
       }

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "cuda/bf16_pair.cuh"
 #include "numerics/fp8_tile.h"
 #include "numerics/nvfp4.h"
 
@@ -59,9 +60,7 @@ __device__ inline float decode_e2m1(std::uint32_t code, float scale) {
 }
 // Two of them, of adjacent codes.
 __device__ inline std::uint32_t decode_pair(std::uint32_t codes, float scale) {
-  const __nv_bfloat162 pair =
-      __floats2bfloat162_rn(decode_e2m1(codes, scale), decode_e2m1(codes >> 4, scale));
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
+  return bf16_pair(decode_e2m1(codes, scale), decode_e2m1(codes >> 4, scale));
 }
 // The scale that decodes a block: NaN where it was not finite.
 __device__ inline float decoding_scale(std::uint8_t code) {
@@ -376,8 +375,6 @@ struct FourCodes {
     return make_uint2(words[0], words[1]);
   }
 };
-__device__ inline float first_of(std::uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float second_of(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
 __device__ inline FourCodes encode_four(const std::uint32_t (&x)[2], float d) {
   constexpr std::uint32_t kHalf = 0x01000100u, kLargest = 0x0E000E00u;

@@ -264,8 +264,7 @@ __global__ void __launch_bounds__(256)
       if constexpr (kF32) {
         words[w] = __float_as_uint(values[v * 4 + w]);
       } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[v * 8 + w * 2], values[v * 8 + w * 2 + 1]);
-        words[w] = *reinterpret_cast<const std::uint32_t*>(&pair);
+        words[w] = bf16_pair(values[v * 8 + w * 2], values[v * 8 + w * 2 + 1]);
       }
     }
     out[at * kVectors + v] = make_uint4(words[0], words[1], words[2], words[3]);

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "cuda/activate.cuh"
+#include "cuda/bf16_pair.cuh"
 #include "cuda/encode.cuh"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/grouped_gemm.cuh"
@@ -36,7 +37,7 @@ struct HiddenOut {
   // Four adjacent columns of h of a row, from `col`, under tensor scale g. A block of 16 lies in four
   // adjacent lanes. All lanes of a warp come here together; the invalid ones store nothing.
   __device__ void quantize(const float (&h)[4], std::int64_t row, int col, bool valid, float g) const {
-    const std::uint32_t x[2] = {bf16_pair(h[0], h[1]), bf16_pair(h[2], h[3])};
+    const std::uint32_t x[2] = {cuda::bf16_pair(h[0], h[1]), cuda::bf16_pair(h[2], h[3])};
     std::uint32_t amax = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -130,14 +131,10 @@ struct HiddenOut {
   }
 
  private:
-  __device__ static std::uint32_t bf16_pair(float first, float second) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
   __device__ static void round_to_bf16(const float (&h)[4], float (&x)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const std::uint32_t pair = bf16_pair(h[i], h[i + 1]);
+      const std::uint32_t pair = cuda::bf16_pair(h[i], h[i + 1]);
       x[i] = cuda::first_of(pair), x[i + 1] = cuda::second_of(pair);
     }
   }

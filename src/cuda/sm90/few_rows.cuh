@@ -207,8 +207,8 @@ class StageRow {
   uint4 vectors_[kVectors];
 };
 
-// The warp of one stage. NOTE: by ordinary loads and stores, for starting a copy of the
-// copy engine for each 128 bytes takes longer than a stage's weights do.
+// The warp of one stage. NOTE: by ordinary loads and stores, for starting a copy of the copy engine for each
+// 128 bytes takes longer than a stage's weights do.
 __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
   if (!p.gathers) cuda::await_previous_kernel();

@@ -1,5 +1,6 @@
 // fp8_rows.cu: half a warp for 128 columns of a token, 8 for each lane; a token is quantised once, however
 // many rows read it.
+#include "cuda/bf16_pair.cuh"
 #include "cuda/encode.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/fp8_rows.h"
@@ -37,8 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   std::uint32_t amax = 0, any = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const std::uint32_t bits = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u;
-    x[i / 4][i % 4] = float_of_bits(bits);
+    x[i / 4][i % 4] = i % 2 == 0 ? cuda::first_of(words[i / 2]) : cuda::second_of(words[i / 2]);
+    const std::uint32_t bits = bits_of_float(x[i / 4][i % 4]);
     any = max(any, bits & kFloatMagnitude);
     if ((bits & kFloatMagnitude) < kFloatInf) amax = max(amax, bits & kFloatMagnitude);
   }

@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "cuda/combine.h"
 #include "cuda/sm90/weight_layout.h"
+#include "cuda/sort.h"
 #include "megamoe/layer.h"
 
 namespace megamoe::sm90 {
@@ -100,7 +101,7 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
 // Both in one launch, and combine(), for at most kFewRows rows and operands that are BF16; the bits are those
 // of gemm1() and gemm2() with the tile {8, 1}.
-inline constexpr int kFewRows = 16, kFewCounters = 64;
+inline constexpr int kFewRows = 16, kFewCounters = cuda::kSortCounters;
 struct FewGemms {
   Gemm1 first;  // BF16 tokens with `gather`, or NVFP4 ones that are decoded; `gather` is read by token scales
                 // alone, the offsets and the workspace are not needed

@@ -68,16 +68,13 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
   b.few = layer_.shared() == nullptr && options_.h_fused() && layer_.few(options_.activations, b.routing);
-  static_assert(cuda::kSortCounters == kFewCounters);
   b.counters = arena.take<std::uint32_t>(kFewCounters);
   if (options_.activations == ActivationFormat::kNvfp4) {
     // The tensor cores take BF16: NVFP4 rows are written decoded. The second GEMM's result is not there when
-    // x is, half its size.
-    b.x.values = reinterpret_cast<bf16*>(b.expert_out);
+    // x is, half its size, but where both GEMMs run in one launch. Room for many tokens must do for few.
     b.h.values = arena.take<bf16>(pairs, config.intermediate);
-    // But where both GEMMs run in one launch. Room for many tokens must do for few.
     auto* few_x = arena.take<bf16>(std::min<std::int64_t>(pairs, kFewRows), config.hidden);
-    if (b.few) b.x.values = few_x;
+    b.x.values = b.few ? few_x : reinterpret_cast<bf16*>(b.expert_out);
   }
   if (layer_.shared() != nullptr) {
     const std::int64_t cols = layer_.shared()->config().intermediate;
