@@ -37,23 +37,23 @@ cudaError_t launch_either(bool early, int cluster, void (*kernel)(Params...), st
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
-// For a kernel of launch_early(), before it touches what the one before it reads or writes: waits for that
-// one; then the next one may begin, which finds done, even before it waits itself, whatever came before this
-// kernel.
-__device__ inline void await_previous_kernel() {
+// For a kernel of launch_early(), before it touches what the one before it reads or writes.
+__device__ inline void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
+#endif
+}
+// The same; then the next one may begin, which finds done, even before it waits itself, whatever came before
+// this kernel.
+__device__ inline void await_previous_kernel() {
+  wait_for_previous_kernel();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
-// The same for a CTA's threads together. What `first`, which some of them do in between, leaves in memory the
-// next kernel finds even before it waits.
-template <class First>
-__device__ inline void await_previous_kernel(const First& first) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-  first();
+// The next one may begin. What a CTA's threads, which call it together, have left in memory it finds even
+// before it waits.
+__device__ inline void let_next_kernel_begin() {
   __threadfence();
   __syncthreads();
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -2,6 +2,7 @@
 #include "cuda/blocks.cuh"
 #include "cuda/encode.cuh"
 #include "cuda/launch.h"
+#include "cuda/pairs.cuh"
 
 namespace megamoe::cuda {
 namespace {
@@ -128,10 +129,16 @@ __global__ void __maxnreg__((Config<Source, kDynamic, kDecoded>::kRegisters))
   await_previous_kernel();
   if (beyond_end(actual_rows)) return;
   const std::int64_t row = blockIdx.x;
-  const auto from = source.row(row);
+  const PairRows& pairs = out.pairs;
+  const bool is_pair = !kDynamic && pairs.ids != nullptr;
+  const auto from = source.row(is_pair ? row / pairs.top_k : row);
   const Held<Source, Config<Source, kDynamic, kDecoded>::kHeld> held(from, blocks);
   float g;
-  if constexpr (kDynamic) {
+  if (is_pair) {
+    const int expert = expert_of_pair(pairs.ids, pairs.weights, pairs.experts, row);
+    if (expert < 0) return;
+    g = pairs.tensor_scales[expert];
+  } else if constexpr (kDynamic) {
     g = nvfp4_tensor_scale(__uint_as_float(row_amax(from, blocks, held)));
     if (threadIdx.x == 0) out.tensor_scales[row] = g;
   } else if (out.constant > 0.0f) {
@@ -170,6 +177,11 @@ cudaError_t launch_quantize(const Source& source, const RowCount& rows, std::int
   if (mode != TensorScales::kConstant) {
     out.constant = 0.0f;
   } else if (!(out.constant > 0.0f)) {
+    return cudaErrorInvalidValue;
+  }
+  if (mode != TensorScales::kOfExpert) {
+    out.pairs = {};
+  } else if (out.pairs.ids == nullptr || out.pairs.top_k < 1) {
     return cudaErrorInvalidValue;
   }
   if (cols % kNvfp4Block != 0 || cols > INT32_MAX || !aligned_to(out.codes, 8) || !aligned_to(out.values, 16))

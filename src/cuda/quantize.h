@@ -36,6 +36,15 @@ struct ElementRows {
   std::int64_t row_stride = 0;  // elements from row to row
 };
 
+// Rows that are (token, slot) pairs: row r is token r / top_k of the input, under its expert's tensor scale.
+struct PairRows {
+  const std::int32_t* ids = nullptr;  // [rows], and the next; a pair of no expert or of weight 0 has no row
+  const float* weights = nullptr;
+  int top_k = 1;
+  int experts = 0;
+  const float* tensor_scales = nullptr;  // [experts]
+};
+
 // An NVFP4 result: codes and scales, or what they stand for.
 struct Nvfp4Out {
   std::uint8_t* codes = nullptr;            // [rows, cols / 2], 8-byte aligned
@@ -43,6 +52,7 @@ struct Nvfp4Out {
   float* tensor_scales = nullptr;           // [rows]: read where they are given, else written
   unsigned long long* saturated = nullptr;  // blocks cut to 448 are added here; may be null
   float constant = 0.0f;                    // kConstant: the tensor scale of every row
+  PairRows pairs = {};                      // kOfExpert
   // Not null: instead of codes and scales their products, without the tensor scale exact in BF16 [*, cols],
   // 16-byte aligned; of each row as many copies as slot_to_row [rows, copies] has rows that are not negative,
   // there; or, with null, one at the row itself.
@@ -54,6 +64,7 @@ struct Nvfp4Out {
 enum class TensorScales {
   kGiven,       // out.tensor_scales are read
   kConstant,    // out.constant is used for every row and written
+  kOfExpert,    // as out.pairs says; out.tensor_scales may be null
   kDynamicRow,  // each row's amax / 2688 is used and written
 };
 

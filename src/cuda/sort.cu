@@ -14,7 +14,6 @@ namespace {
 constexpr int kMaxWarps = 32, kFewWarps = 4;
 constexpr int kCounts = 8192;    // of a CTA: one for each warp and expert
 constexpr int kBatch = 4;        // times 32 pairs, whose loads are under way together
-constexpr int kOnePart = 1024;   // pairs that one CTA sorts
 constexpr int kPartPairs = 512;  // at least, where there are several parts
 constexpr int kMaxParts = 128;   // every CTA reads the counts of all
 
@@ -26,7 +25,7 @@ struct Plan {
 };
 
 std::int64_t parts_at_most(std::int64_t pairs) {
-  const std::int64_t parts = pairs <= kOnePart ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
+  const std::int64_t parts = pairs <= kOnePartPairs ? 1 : (pairs + kPartPairs - 1) / kPartPairs;
   return parts < kMaxParts ? parts : kMaxParts;
 }
 
@@ -109,6 +108,25 @@ __device__ std::int32_t exclusive_sums(std::int32_t* values, int count) {
   return before;
 }
 
+// first_row [experts] in shared memory, and the rows of all; `first_tile` [experts] is room for as many. A
+// lone CTA's threads call it together.
+__device__ void list_row_tiles(const SortParams& p, const std::int32_t* first_row, std::int32_t rows,
+                               std::int32_t* first_tile) {
+  const auto for_experts = [&](const auto& visit) {  // visit(expert, its rows)
+    for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += static_cast<int>(blockDim.x))
+      visit(e, (e + 1 < p.experts ? first_row[e + 1] : rows) - first_row[e]);
+  };
+  for_experts([&](int e, std::int32_t of_e) { first_tile[e] = (of_e + p.tile_rows - 1) / p.tile_rows; });
+  __syncthreads();
+  const std::int32_t tiles = exclusive_sums(first_tile, p.experts);
+  if (threadIdx.x == 0) *p.num_row_tiles = tiles;
+  for_experts([&](int e, std::int32_t of_e) {
+    RowTile* to = p.row_tiles + first_tile[e];
+    for (std::int32_t row = 0; row < of_e; row += p.tile_rows)
+      *to++ = {e, min(of_e - row, p.tile_rows), first_row[e] + row};
+  });
+}
+
 __global__ void __launch_bounds__(kMaxWarps * 32)
     count_kernel(const __grid_constant__ SortParams p, const __grid_constant__ Plan plan) {
   await_previous_kernel();
@@ -128,9 +146,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   if (p.counters == nullptr) {
     await_previous_kernel();
   } else {
-    await_previous_kernel([&] {
-      if (threadIdx.x < kSortCounters) p.counters[threadIdx.x] = 0;
-    });
+    if (!p.beside_previous) wait_for_previous_kernel();
+    for (int i = static_cast<int>(threadIdx.x); i < p.num_counters; i += static_cast<int>(blockDim.x))
+      p.counters[i] = 0;
+    let_next_kernel_begin();
   }
   extern __shared__ std::int32_t counts[];
   std::int32_t* totals = counts + plan.warps * p.experts;  // [experts]
@@ -166,6 +185,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
       p.offsets[e] = totals[e];
     if (threadIdx.x == 0) p.offsets[experts] = rows;
   }
+  if (p.row_tiles != nullptr) list_row_tiles(p, totals, rows, totals + experts);
 
   std::int32_t* next = counts + threadIdx.x / 32 * static_cast<unsigned>(experts);
   walk_piece(p, plan, [&](std::int64_t pair, bool inside, int expert, int earlier, int all) {
@@ -192,6 +212,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
       if (p.of_row[i] != nullptr) p.of_row[i][row] = p.of_expert[i][expert];
     }
   });
+  // Who waits for this kernel counts on those before it, too.
+  if (p.beside_previous) wait_for_previous_kernel();
 }
 
 }  // namespace
@@ -208,14 +230,17 @@ cudaError_t sort(const SortParams& p, cudaStream_t stream) {
   if (p.experts < 1 || p.experts > kMaxSortedExperts || pairs > INT32_MAX || p.top_k < 1)
     return cudaErrorInvalidValue;
   const Plan plan = plan_for(pairs, p.experts);
-  if (p.counters != nullptr && plan.parts > 1) return cudaErrorInvalidValue;
+  if ((p.counters != nullptr || p.row_tiles != nullptr) && plan.parts > 1) return cudaErrorInvalidValue;
+  if (p.beside_previous && p.counters == nullptr) return cudaErrorInvalidValue;
+  if (p.row_tiles != nullptr && (p.num_row_tiles == nullptr || p.tile_rows < 1)) return cudaErrorInvalidValue;
   const int shared = plan.warps * p.experts * 4;
   if (plan.parts > 1) {
     const cudaError_t status =
         launch_early(count_kernel, plan.parts, plan.warps * 32, shared, stream, p, plan);
     if (status != cudaSuccess) return status;
   }
-  return launch_early(place_kernel, plan.parts, plan.warps * 32, shared + p.experts * 4, stream, p, plan);
+  const int sums = p.experts * (p.row_tiles != nullptr ? 8 : 4);
+  return launch_early(place_kernel, plan.parts, plan.warps * 32, shared + sums, stream, p, plan);
 }
 
 }  // namespace megamoe::cuda

@@ -9,7 +9,12 @@ namespace megamoe::cuda {
 
 inline constexpr int kMaxSortedExperts = 1024;
 inline constexpr unsigned long long kNoBadId = ~0ull;
-inline constexpr int kSortCounters = 64;
+inline constexpr int kOnePartPairs = 1024;  // what one CTA sorts
+
+// Some rows of one expert.
+struct RowTile {
+  std::int32_t expert, rows, first_row;
+};
 
 struct SortParams {
   const std::int32_t* ids = nullptr;  // [tokens, top_k]; -1 is left out
@@ -27,10 +32,18 @@ struct SortParams {
   // An id that is neither -1 nor an expert's is left out, and the first such pair, token * top_k + slot, put
   // here; whoever made it kNoBadId before can read it whenever the stream has got there. May be null.
   unsigned long long* bad_id = nullptr;
-  // Become 0 before the next kernel of the stream begins, even one that does not wait for this one; for pairs
-  // that one CTA sorts, at most 1024. May be null.
-  std::uint32_t* counters = nullptr;  // [kSortCounters]
-  void* workspace = nullptr;          // sort_workspace_bytes(), 4-byte aligned
+  // For at most kOnePartPairs pairs, and both may be null. `counters` become 0 before the next kernel of the
+  // stream begins, even one that does not wait for this one.
+  std::uint32_t* counters = nullptr;
+  int num_counters = 0;
+  // With counters: the kernel ahead waits for the one before it (await_previous_kernel) and touches nothing
+  // of this one's, which then does not wait for it but at its end; so the next one may begin early.
+  bool beside_previous = false;
+  // Each expert's rows in tiles of at most `tile_rows`, lower experts and rows first.
+  RowTile* row_tiles = nullptr;           // [tokens * top_k]
+  std::int32_t* num_row_tiles = nullptr;  // how many
+  int tile_rows = 0;
+  void* workspace = nullptr;  // sort_workspace_bytes(), 4-byte aligned
 };
 
 std::int64_t sort_workspace_bytes(std::int64_t tokens, int top_k, int experts);

@@ -12,8 +12,10 @@ struct Sorted {
   std::vector<std::int64_t> offsets;
   std::vector<std::int32_t> row_to_token, row_to_slot, slot_to_row;
   unsigned long long bad_id = 0;
-  std::vector<float> of_row[2];  // e + 0.5 and -e for a row of expert e
+  std::vector<float> of_row[2];    // e + 0.5 and -e for a row of expert e
+  std::vector<RowTile> row_tiles;  // of kTileRows, where there are so few pairs that they can be asked for
 };
+constexpr int kTileRows = 3;
 
 Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float>& weights, int top_k,
                    int experts, int poison = 0x7F) {
@@ -32,8 +34,11 @@ Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float
   const DeviceArray<float> half(of_expert[0]), negative(of_expert[1]);
   const Output<float> of_row0(pairs, poison), of_row1(pairs, poison);
   const DeviceArray<unsigned long long> bad_id(std::vector<unsigned long long>{kNoBadId});
-  const Output<std::uint32_t> counters(kSortCounters, poison);
-  const bool counts = pairs <= 1024;  // what one CTA sorts
+  constexpr int kCounters = 1100;  // more than a CTA has threads
+  const Output<std::uint32_t> counters(kCounters, poison);
+  const Output<RowTile> row_tiles(pairs, poison);
+  const Output<std::int32_t> num_row_tiles(1, poison);
+  const bool few = pairs <= kOnePartPairs;
   cuda_check(sort({.ids = d_ids.data(),
                    .weights = d_weights.data(),
                    .tokens = tokens,
@@ -46,16 +51,29 @@ Sorted sort_on_gpu(const std::vector<std::int32_t>& ids, const std::vector<float
                    .of_expert = {half.data(), negative.data()},
                    .of_row = {of_row0.data(), of_row1.data()},
                    .bad_id = bad_id.data(),
-                   .counters = counts ? counters.data() : nullptr,
+                   .counters = few ? counters.data() : nullptr,
+                   .num_counters = kCounters,
+                   .row_tiles = few ? row_tiles.data() : nullptr,
+                   .num_row_tiles = num_row_tiles.data(),
+                   .tile_rows = kTileRows,
                    .workspace = workspace.data()},
                   nullptr),
              "testing sort");
-  if (counts) {
-    EXPECT_EQ(counters.download(), std::vector<std::uint32_t>(kSortCounters));
-  }
   workspace.download();  // looks at its guard
-  return {offsets.download(),     row_to_token.download(), row_to_slot.download(),
-          slot_to_row.download(), bad_id.download()[0],    {of_row0.download(), of_row1.download()}};
+  std::vector<RowTile> tiles = row_tiles.download();
+  if (few) {
+    EXPECT_EQ(counters.download(), std::vector<std::uint32_t>(kCounters));
+    tiles.resize(static_cast<std::size_t>(num_row_tiles.download()[0]));
+  } else {
+    tiles.clear();
+  }
+  return {offsets.download(),
+          row_to_token.download(),
+          row_to_slot.download(),
+          slot_to_row.download(),
+          bad_id.download()[0],
+          {of_row0.download(), of_row1.download()},
+          tiles};
 }
 
 // What the reference leaves of a poisoned routing, and slot_to_row as its inverse.
@@ -90,6 +108,14 @@ Sorted sort_on_cpu(const std::vector<std::int32_t>& ids, const std::vector<float
       s.of_row[1][static_cast<std::size_t>(row)] = -static_cast<float>(e);
     }
   }
+  if (ids.size() > kOnePartPairs) return s;
+  for (int e = 0; e < experts; ++e) {
+    const std::int64_t end = s.offsets[static_cast<std::size_t>(e) + 1];
+    for (std::int64_t row = s.offsets[static_cast<std::size_t>(e)]; row < end; row += kTileRows) {
+      s.row_tiles.push_back({e, static_cast<std::int32_t>(std::min<std::int64_t>(end - row, kTileRows)),
+                             static_cast<std::int32_t>(row)});
+    }
+  }
   return s;
 }
 
@@ -100,6 +126,7 @@ void expect_same(const Sorted& got, const Sorted& want) {
   EXPECT_TRUE(same_bytes(got.slot_to_row, want.slot_to_row));
   EXPECT_TRUE(same_bytes(got.of_row[0], want.of_row[0]));
   EXPECT_TRUE(same_bytes(got.of_row[1], want.of_row[1]));
+  EXPECT_TRUE(same_bytes(got.row_tiles, want.row_tiles));
 }
 
 class SortTest : public GpuTest {};
@@ -192,6 +219,20 @@ TEST_F(SortTest, RefusesWhatItCannotHold) {
   EXPECT_EQ(sort({.tokens = 1, .top_k = 1, .experts = 1025}, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(sort({.tokens = std::int64_t{1} << 30, .top_k = 2, .experts = 8}, nullptr),
             cudaErrorInvalidValue);
+  RowTile tile;
+  std::int32_t count = 0;
+  const auto with_tiles = [&](std::int64_t tokens, std::int32_t* number, int rows) {
+    return sort({.tokens = tokens,
+                 .top_k = 1,
+                 .experts = 8,
+                 .row_tiles = &tile,
+                 .num_row_tiles = number,
+                 .tile_rows = rows},
+                nullptr);
+  };
+  EXPECT_EQ(with_tiles(kOnePartPairs + 1, &count, 8), cudaErrorInvalidValue);
+  EXPECT_EQ(with_tiles(1, nullptr, 8), cudaErrorInvalidValue);
+  EXPECT_EQ(with_tiles(1, &count, 0), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 // few_rows.cuh: both GEMMs of a layer in one kernel, for so few rows that reading the weights is all that
 // takes time.
 //
-// A piece of work is 64 weight rows, of either GEMM, for the rows of one expert. CTAs take pieces by a
-// ticket, those of the first GEMM before those of the second, so that one who waits for h waits for CTAs that
-// run, however many of them fit on the GPU. Weights depend on nothing but the pairs' experts, which every CTA
-// sorts out by itself: they stream from the first moment on, through the end of one GEMM and into the next, a
-// ring of stages ahead.
+// A piece of work is 64 weight rows, of either GEMM, for up to eight rows of one expert. CTAs take pieces by
+// a ticket, those of the first GEMM before those of the second, so that one who waits for h waits for CTAs
+// that run, however many of them fit on the GPU. Weights depend on nothing but the pairs' experts: they
+// stream from the first moment on, through the end of one GEMM and into the next, a ring of stages ahead. As
+// many pairs as a warp has lanes every CTA sorts by itself, rather than wait for the sort; and as few tokens
+// are combined here, by whoever finishes the last piece of some columns.
 //
 //   Config    stages, warps
 //   Params    pointers and sizes
@@ -46,38 +47,41 @@ struct FewParams {
     int tiles;
     int cols;
   } gemms[2];
+  // What the sort made of the pairs, or null: then these are sorted here.
+  const cuda::RowTile* row_tiles;  // [*num_row_tiles]
+  const std::int32_t* num_row_tiles;
+  const std::int32_t* row_to_token;  // [rows], and the next
+  const std::int32_t* row_to_slot;
   const std::int32_t* ids;       // [pairs], and the weights
   const float* routing_weights;  // (those of weight 0 are left out)
-  int pairs;                     // at most kFewRows
+  int pairs;                     // at most kWarpPairs
   int top_k;
   int experts;
-  // The first GEMM's tokens are the layer's, there since before the kernel ahead began; else they are in
-  // expert order, and that kernel writes them.
-  bool gathers;
-  cuda::CombineParams combine;  // nothing shared
+  // The first GEMM's tokens: a row for each token, or for each pair; there since before the kernel ahead
+  // began, or else once that is done.
+  bool by_pair;
+  bool awaits_tokens;
+  bool combines;  // what follows, of which nothing is shared
+  cuda::CombineParams combine;
   bool combines_aligned;
-  std::uint32_t* counters;  // [kFewCounters], 0: as in FewGemms
+  std::uint32_t* counters;  // [few_counters()], 0: as in FewGemms
 };
 
 // ---- Storage
 
-// Rows of one expert, as many as a tile has tokens.
-struct RowTile {
-  int expert, rows, first_row;
-};
-
-struct FewPiece {
+struct alignas(16) FewPiece {
   int gemm;  // 2: there is none
   int chunks;
-  int row_tile;
   int weight_tile;
+  int row_tile;
+  cuda::RowTile rows;
 };
 
-inline constexpr int kNextTicket = 0;  // the counters: the next piece,
-inline constexpr int kFirstReady = 1;  // and for each row tile how many pieces of h have been written
-inline constexpr int kFirstDone = 32;  // and for each group of tiles of y's columns how many are there
-inline constexpr int kGroups = kFewCounters - kFirstDone;
-static_assert(kFirstReady + kFewRows <= kFirstDone);
+inline constexpr int kNextTicket = 0;   // the counters: the next piece,
+inline constexpr int kFirstDone = 1;    // and for each group of tiles of y's columns how many are there
+inline constexpr int kFirstReady = 32;  // and for each row tile how many pieces of h have been written
+inline constexpr int kGroups = kFirstReady - kFirstDone;
+static_assert(few_counters(0) == kFirstReady);
 
 struct alignas(1024) FewStorage {
   std::uint8_t tokens[FewConfig::kStages][FewConfig::kStageChunks][FewConfig::kTokenTileBytes];
@@ -85,9 +89,10 @@ struct alignas(1024) FewStorage {
   // Accumulators in passing.
   alignas(16) float sums[kFinishers][FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
   alignas(16) FewPiece pieces[kPieces];
-  RowTile row_tiles[kFewRows];
+  // As the sort makes them.
   int num_row_tiles;
-  int source[kFewRows];  // of the first GEMM's tokens: the row that a routed row reads
+  cuda::RowTile row_tiles[kWarpPairs];
+  std::int32_t row_to_pair[kWarpPairs];
   std::uint64_t full[FewConfig::kStages], empty[FewConfig::kStages];
   std::uint64_t piece_full[kPieces], piece_empty[kPieces];
 };
@@ -100,7 +105,7 @@ __device__ inline int expert_of_lane(const FewParams& p) {
   return lane < p.pairs ? cuda::expert_of_pair(p.ids, p.routing_weights, p.experts, lane) : -1;
 }
 
-// Sorts the pairs. A warp calls it.
+// Sorts at most kWarpPairs pairs. A warp calls it.
 __device__ inline void list_rows(int expert, const FewParams& p, FewStorage& s) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   int row = 0, earlier = 0, all = 0;  // rows before; those of this expert before and altogether
@@ -118,7 +123,7 @@ __device__ inline void list_rows(int expert, const FewParams& p, FewStorage& s) 
     s.row_tiles[__popc(beginnings & ((1u << row) - 1))] = {expert, min(all - earlier, FewConfig::kTokens),
                                                            row};
   }
-  if (expert >= 0) s.source[row] = p.gathers ? lane / p.top_k : row;
+  if (expert >= 0) s.row_to_pair[row] = lane;
   if (lane == 0) s.num_row_tiles = __popc(beginnings);
   __syncwarp();
 }
@@ -126,12 +131,11 @@ __device__ inline void list_rows(int expert, const FewParams& p, FewStorage& s) 
 // The next of the announced pieces. A warp's lanes call it together.
 __device__ inline FewPiece next_piece(StageRing& ring, FewStorage& s) {
   ptx::mbarrier_wait(&s.piece_full[ring.index], ring.parity);
-  const FewPiece piece = s.pieces[ring.index];
-  const FewPiece result{uniform(piece.gemm), uniform(piece.chunks), uniform(piece.row_tile),
-                        uniform(piece.weight_tile)};
+  FewPiece piece = s.pieces[ring.index];
+  piece.gemm = uniform(piece.gemm), piece.chunks = uniform(piece.chunks);
   if (ptx::elect_one()) ptx::mbarrier_arrive(&s.piece_empty[ring.index]);
   ring.advance<kPieces>();
-  return result;
+  return piece;
 }
 
 __device__ inline int take_ticket(const FewParams& p) {
@@ -143,12 +147,13 @@ __device__ inline FewPiece piece_of(int ticket, const FewParams& p, const FewSto
   for (int gemm = 0; gemm < 2; ++gemm) {
     const int tiles = p.gemms[gemm].tiles;
     if (ticket < row_tiles * tiles) {
-      return {gemm, static_cast<int>(chunks_of(FewConfig::kType, p.gemms[gemm].cols)), ticket / tiles,
-              ticket % tiles};
+      const int row_tile = ticket / tiles;
+      return {gemm, static_cast<int>(chunks_of(FewConfig::kType, p.gemms[gemm].cols)), ticket % tiles,
+              row_tile, (p.row_tiles != nullptr ? p.row_tiles : s.row_tiles)[row_tile]};
     }
     ticket -= row_tiles * tiles;
   }
-  return {2, 0, 0, 0};
+  return {2};
 }
 
 // Announces pieces and starts copying their weights. `ticket`: lane 0 has the first one. NOTE: the next is
@@ -166,7 +171,7 @@ __device__ inline void produce_weights(int ticket, const FewParams& p, FewStorag
     pieces.advance<kPieces>();
     if (piece.gemm == 2) return;
     const FewParams::Gemm& gemm = p.gemms[piece.gemm];
-    const int tile = s.row_tiles[piece.row_tile].expert * gemm.tiles + piece.weight_tile;
+    const int tile = piece.rows.expert * gemm.tiles + piece.weight_tile;
     const std::uint8_t* from = gemm.weights + static_cast<std::int64_t>(tile) * piece.chunks * kBytes;
     for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
       const int bytes = min(piece.chunks - chunk, kChunks) * kBytes;
@@ -207,17 +212,25 @@ class StageRow {
   uint4 vectors_[kVectors];
 };
 
+// What a routed row of the first GEMM is read from.
+__device__ inline int source_of(int row, const FewParams& p, const FewStorage& s) {
+  if (p.row_tiles == nullptr) return s.row_to_pair[row] / (p.by_pair ? 1 : p.top_k);
+  return p.by_pair ? p.row_to_token[row] * p.top_k + p.row_to_slot[row] : p.row_to_token[row];
+}
+
 // The warp of one stage. NOTE: by ordinary loads and stores, for starting a copy of the copy engine for each
 // 128 bytes takes longer than a stage's weights do.
 __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
-  if (!p.gathers) cuda::await_previous_kernel();
+  if (p.awaits_tokens || p.row_tiles != nullptr) cuda::await_previous_kernel();
   StageRing ring, pieces;
   for (;;) {
     const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
     const FewParams::Gemm& gemm = p.gemms[piece.gemm];
-    const RowTile tile = s.row_tiles[piece.row_tile];
+    const int lane = static_cast<int>(threadIdx.x % 32), rows = uniform(piece.rows.rows);
+    int from = piece.rows.first_row + lane;  // what a lane's row, if it has one, is read from
+    if (piece.gemm == 0 && lane < rows) from = source_of(from, p, s);
     if (piece.gemm == 1) {
       const auto all = static_cast<std::uint32_t>(p.gemms[0].tiles);
       while (ptx::load_acquire(&p.counters[kFirstReady + piece.row_tile]) != all) {
@@ -225,9 +238,8 @@ __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage&
     }
     for (int chunk = 0; chunk < piece.chunks; chunk += kChunks) {
       if (ring.index == stage) {
-        for (int row = 0; row < tile.rows; ++row) {
-          const int from = tile.first_row + row;
-          const StageRow columns(gemm.tokens + (piece.gemm == 0 ? s.source[from] : from) * gemm.token_stride,
+        for (int row = 0; row < rows; ++row) {
+          const StageRow columns(gemm.tokens + __shfl_sync(~0u, from, row) * gemm.token_stride,
                                  chunk * FewConfig::kChunkCols, gemm.cols);
           if (row == 0) ptx::mbarrier_wait(&s.empty[stage], ring.parity ^ 1);
           columns.store(s.tokens[stage], row);
@@ -306,7 +318,7 @@ __device__ __forceinline__ void finish(int finisher, const FewParams& p, const F
   // Scales of tokens may be the kernel's before. Whoever waits for this one counts on those before it, too.
   cuda::await_previous_kernel();
   const int group_tiles = (p.gemms[1].tiles + kGroups - 1) / kGroups;
-  if (s.num_row_tiles == 0 && finisher == 0) {
+  if (p.combines && s.num_row_tiles == 0 && finisher == 0) {
     for (int group = static_cast<int>(blockIdx.x); group * group_tiles < p.gemms[1].tiles;
          group += static_cast<int>(gridDim.x)) {
       combine_group(group, group_tiles, p);
@@ -317,8 +329,7 @@ __device__ __forceinline__ void finish(int finisher, const FewParams& p, const F
     const FewPiece piece = next_piece(pieces, s);
     if (piece.gemm == 2) return;
     if (turn != finisher) continue;
-    const RowTile& rows = s.row_tiles[piece.row_tile];
-    const Tile tile{rows.expert, rows.rows, rows.first_row, 0, piece.weight_tile, 1};
+    const Tile tile{piece.rows.expert, piece.rows.rows, piece.rows.first_row, 0, piece.weight_tile, 1};
     const float2 weight_scale =
         piece.gemm == 0 ? first.expert_scales(tile.expert) : second.expert_scales(tile.expert);
     sync<kHandOverThreads>(kSumsGone + finisher);
@@ -329,7 +340,7 @@ __device__ __forceinline__ void finish(int finisher, const FewParams& p, const F
       if (ptx::elect_one()) ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
     } else {
       finish_piece(second, tile, weight_scale, s.sums[finisher][0]);
-      note_done(tile.weight_tile, group_tiles, p, s);
+      if (p.combines) note_done(tile.weight_tile, group_tiles, p, s);
     }
     __syncwarp();
   }
@@ -348,7 +359,9 @@ __global__ void __launch_bounds__(kFewThreads, 1)
 
   // Weights, whose producer sets up what the others wait for.
   if (warp == kConsumerWarps) {
-    const int expert = expert_of_lane(p), ticket = take_ticket(p);
+    const bool sorts = p.row_tiles == nullptr;
+    if (!sorts) cuda::await_previous_kernel();
+    const int expert = sorts ? expert_of_lane(p) : -1, ticket = take_ticket(p);
     if (ptx::elect_one()) {
       for (int i = 0; i < FewConfig::kStages; ++i) {
         ptx::mbarrier_init(&s.full[i], 2);  // and the bytes
@@ -360,7 +373,11 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       }
       ptx::mbarrier_init_fence();
     }
-    list_rows(expert, p, s);
+    if (sorts) {
+      list_rows(expert, p, s);
+    } else if (threadIdx.x % 32 == 0) {
+      s.num_row_tiles = *p.num_row_tiles;
+    }
     asm volatile("bar.arrive %0, %1;" ::"r"(kSetUp), "n"(kFewThreads) : "memory");
     produce_weights(ticket, p, s);
     return;

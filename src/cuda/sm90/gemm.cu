@@ -205,15 +205,26 @@ cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream) {
                           (in->tokens.format == ActivationFormat::kNvfp4 && in->decoded);
     if (!valid(*in) || !readable || in->max_rows > kFewRows) return cudaErrorInvalidValue;
   }
-  if (call.combine.shared != nullptr) return cudaErrorInvalidValue;
+  const bool combines = call.combine.y != nullptr && first.max_rows <= kWarpPairs,
+             sorted = call.row_tiles != nullptr && call.num_row_tiles != nullptr;
+  if ((combines && call.combine.shared != nullptr) || (!sorted && first.max_rows > kWarpPairs))
+    return cudaErrorInvalidValue;
   if (first.max_rows == 0) return cudaSuccess;
   FewParams params{};
+  if (first.max_rows > kWarpPairs) {
+    params.row_tiles = call.row_tiles;
+    params.num_row_tiles = call.num_row_tiles;
+    params.row_to_token = call.row_to_token;
+    params.row_to_slot = call.row_to_slot;
+  }
   params.ids = call.ids;
   params.routing_weights = call.routing_weights;
   params.pairs = static_cast<int>(first.max_rows);
   params.top_k = call.top_k;
   params.experts = first.experts;
-  params.gathers = first.tokens.format == ActivationFormat::kBf16;
+  params.by_pair = call.by_pair;
+  params.awaits_tokens = first.tokens.format != ActivationFormat::kBf16;
+  params.combines = combines;
   params.combine = call.combine;
   params.combines_aligned = cuda::combines_aligned(call.combine);
   params.counters = call.counters;

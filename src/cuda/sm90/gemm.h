@@ -99,21 +99,35 @@ struct Gemm2 {
 };
 cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 
-// Both in one launch, and combine(), for at most kFewRows rows and operands that are BF16; the bits are those
-// of gemm1() and gemm2() with the tile {8, 1}.
-inline constexpr int kFewRows = 16, kFewCounters = cuda::kSortCounters;
+// Both in one launch, for at most kFewRows rows and operands that are BF16; the bits are those of gemm1() and
+// gemm2() with the tile {8, 1}.
+inline constexpr TileChoice kFewTile{8, 1};
+inline constexpr int kFewRows = cuda::kOnePartPairs;
+constexpr int few_counters(std::int64_t rows) { return 32 + static_cast<int>(rows); }
+inline constexpr int kWarpPairs = 32;
+inline constexpr int kFewMean = 4;  // rows of an expert
 struct FewGemms {
-  Gemm1 first;  // BF16 tokens with `gather`, or NVFP4 ones that are decoded; `gather` is read by token scales
-                // alone, the offsets and the workspace are not needed
-  Gemm2 second;                 // its tokens are what the first one writes, decoded
-  cuda::CombineParams combine;  // of what the second one writes; nothing shared
+  // BF16 tokens, or NVFP4 ones decoded that the kernel ahead writes or one before it: a row for each token
+  // or, with `by_pair`, for each pair. `gather` says where rows in expert order have their tensor scales; the
+  // offsets and the workspace are not needed.
+  Gemm1 first;
+  bool by_pair = false;
+  Gemm2 second;  // its tokens are what the first one writes, decoded
   // The pairs that become rows. The kernel ahead waits for the one before it and writes neither these nor
   // weights, nor BF16 tokens.
   const std::int32_t* ids = nullptr;       // [tokens, top_k]; out of range: no row
   const float* routing_weights = nullptr;  // [tokens, top_k]; 0: no row
   int top_k = 0;
+  // More than kWarpPairs pairs: what the sort, ahead, makes of them, with tiles for kFewTile.
+  const cuda::RowTile* row_tiles = nullptr;
+  const std::int32_t* num_row_tiles = nullptr;
+  const std::int32_t* row_to_token = nullptr;
+  const std::int32_t* row_to_slot = nullptr;
   // 0 before this kernel begins, even one that does not wait for the kernel ahead.
-  std::uint32_t* counters = nullptr;  // [kFewCounters]
+  std::uint32_t* counters = nullptr;  // [few_counters(rows)]
+  // Of at most kWarpPairs pairs what combine() makes of the second GEMM's result; nothing shared. Else, and
+  // where y is null: nothing.
+  cuda::CombineParams combine;
 };
 cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream);
 
@@ -123,9 +137,10 @@ cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream);
 // many decodes the weights again. Where none is, wide ones, and the widest where the next narrower would take
 // two.
 constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
-  if (rows <= kFewRows) return {8, type == OperandType::kBf16 ? 1 : 4};
   const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
-  const std::int64_t mean = (rows + busy - 1) / busy;
+  const std::int64_t mean = busy == 0 ? 0 : (rows + busy - 1) / busy;
+  if (type == OperandType::kBf16 && (rows <= 16 || (rows <= kFewRows && mean <= kFewMean))) return kFewTile;
+  if (rows <= 16) return {8, 4};
   std::int64_t root = 1;
   while (root * root < mean) ++root;
   const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 6 / 5);

@@ -154,22 +154,28 @@ cudaError_t HopperLayer::gemm2_on_gpu(const ActivationRows& h, const Routing& ro
 
 bool HopperLayer::few(ActivationFormat activations, const Routing& routing) const {
   const std::int64_t rows = most_rows(routing);
-  const auto shares_k = [&](LayerGemm gemm) { return tile(gemm, activations, rows) == TileChoice{8, 1}; };
-  return operand_type(activations) == OperandType::kBf16 && rows <= kFewRows && shares_k(LayerGemm::kFirst) &&
-         shares_k(LayerGemm::kSecond);
+  const auto is_few = [&](LayerGemm gemm) { return tile(gemm, activations, rows) == kFewTile; };
+  return operand_type(activations) == OperandType::kBf16 && rows <= kFewRows && is_few(LayerGemm::kFirst) &&
+         is_few(LayerGemm::kSecond);
 }
 
-cudaError_t HopperLayer::few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_is_gathered,
+cudaError_t HopperLayer::few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_by_pair,
                                           const Routing& routing, L1Output mode, const ActivationRows& h,
                                           unsigned long long* saturated, float* out,
                                           const cuda::CombineParams& combine, cudaStream_t stream) const {
-  return sm90::few_gemms({.first = first_gemm(x, x_is_gathered, routing, mode, h, saturated, nullptr, true),
+  // Scales of pairs are in expert order.
+  return sm90::few_gemms({.first = first_gemm(x, x_by_pair, routing, mode, h, saturated, nullptr, true),
+                          .by_pair = x_by_pair,
                           .second = second_gemm(h, routing, out, nullptr, true),
-                          .combine = combine,
                           .ids = pairs.ids,
                           .routing_weights = pairs.weights,
                           .top_k = routing.top_k,
-                          .counters = pairs.counters},
+                          .row_tiles = pairs.row_tiles,
+                          .num_row_tiles = pairs.num_row_tiles,
+                          .row_to_token = routing.row_to_token,
+                          .row_to_slot = routing.row_to_slot,
+                          .counters = pairs.counters,
+                          .combine = combine},
                          stream);
 }
 

@@ -33,15 +33,17 @@ class HopperLayer final : public PreparedLayer {
                            bool in_pass, cudaStream_t stream) const;
   cudaError_t gemm2_on_gpu(const ActivationRows& h, const Routing& routing, float* out, void* workspace,
                            bool in_pass, cudaStream_t stream) const;
-  // Both in one launch, and combine(), where `few` says that they may be, with the same bits: as FewGemms
-  // says.
+  // Both in one launch, where `few` says that they may be, with the same bits: as FewGemms says.
   bool few(ActivationFormat activations, const Routing& routing) const;
   struct Pairs {
     const std::int32_t* ids;
     const float* weights;
+    const cuda::RowTile* row_tiles;
+    const std::int32_t* num_row_tiles;
     std::uint32_t* counters;
   };
-  cudaError_t few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_is_gathered,
+  // x_by_pair: of pairs, else of tokens.
+  cudaError_t few_gemms_on_gpu(const Pairs& pairs, const ActivationRows& x, bool x_by_pair,
                                const Routing& routing, L1Output mode, const ActivationRows& h,
                                unsigned long long* saturated, float* out, const cuda::CombineParams& combine,
                                cudaStream_t stream) const;

@@ -1,6 +1,7 @@
 // hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row, six where there
 // are so many pairs that sorting takes two; a dynamic scale of h takes one or three more, for it is known
-// only when all of h is; a shared expert takes three. Few rows take two or, where x is quantised, three.
+// only when all of h is; a shared expert takes three. Few rows take two or, where x is quantised, three, and
+// one more where there are more of them than a warp has lanes.
 #include "cuda/sm90/hopper_pass.h"
 
 #include <algorithm>
@@ -20,12 +21,14 @@ using cuda::cuda_check;
 struct HopperPass::Buffers : PassBuffers {
   std::int32_t* slot_to_row = nullptr;  // [tokens, top_k]
   std::byte* sort_workspace = nullptr;
-  bool few = false;                   // both GEMMs run in one launch,
-  std::uint32_t* counters = nullptr;  // which has these
-  Routing shared_routing = {};        // where there is a shared expert: every token goes to it
-  ActivationRows shared_h = {};       // [tokens, its I]
-  float* shared_factors = nullptr;    // [tokens], or null where it has no gate
-  std::int64_t bytes = 0;             // of all
+  bool few = false;  // both GEMMs run in one launch, which has these
+  cuda::RowTile* row_tiles = nullptr;
+  std::int32_t* num_row_tiles = nullptr;
+  std::uint32_t* counters = nullptr;
+  Routing shared_routing = {};      // where there is a shared expert: every token goes to it
+  ActivationRows shared_h = {};     // [tokens, its I]
+  float* shared_factors = nullptr;  // [tokens], or null where it has no gate
+  std::int64_t bytes = 0;           // of all
 
   std::int64_t most_rows() const { return routing.tokens * routing.top_k; }
   // The rows that a routing really has are known on the GPU alone.
@@ -67,8 +70,10 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
   b.slot_to_row = arena.take<std::int32_t>(pairs);
   b.sort_workspace = arena.take<std::byte>(
       cuda::sort_workspace_bytes(tokens, config.top_k, static_cast<int>(config.num_experts)));
-  b.few = layer_.shared() == nullptr && options_.h_fused() && layer_.few(options_.activations, b.routing);
-  b.counters = arena.take<std::uint32_t>(kFewCounters);
+  b.few = options_.h_fused() && layer_.few(options_.activations, b.routing);
+  b.row_tiles = arena.take<cuda::RowTile>(std::min<std::int64_t>(pairs, kFewRows));
+  b.num_row_tiles = arena.take<std::int32_t>(1);
+  b.counters = arena.take<std::uint32_t>(few_counters(kFewRows));
   if (options_.activations == ActivationFormat::kNvfp4) {
     // The tensor cores take BF16: NVFP4 rows are written decoded. The second GEMM's result is not there when
     // x is, half its size, but where both GEMMs run in one launch. Room for many tokens must do for few.
@@ -100,18 +105,21 @@ void HopperPass::enqueue(const DeviceCall& call) const {
                    .row_stride = call.x.rows > 1 ? call.x.row_stride : call.x.cols};
   x.values = const_cast<bf16*>(call.x.data);  // read, never written
   const bool shared = layer_.shared() != nullptr;
+  const bool quantizes = options_.activations != ActivationFormat::kBf16;
   if (shared) prepare_shared(call, b, stream);
+  if (quantizes && b.few) quantize_x(call, b, stream);
   sort(call, b, stream);
   if (shared) shared_expert(x, b, stream);
-  if (options_.activations != ActivationFormat::kBf16) {
-    quantize_x(call, b, stream);
-    x = b.x;
-  }
+  if (quantizes && !b.few) quantize_x(call, b, stream);
+  if (quantizes) x = b.x;
   if (b.few) {
-    cuda_check(layer_.few_gemms_on_gpu({call.ids, call.weights, b.counters}, x, options_.x_per_row(),
-                                       b.routing, options_.l1, b.h, call.saturated, b.expert_out,
-                                       combine_params(call, b), stream),
+    const bool combines = !shared && b.most_rows() <= kWarpPairs;
+    cuda_check(layer_.few_gemms_on_gpu({call.ids, call.weights, b.row_tiles, b.num_row_tiles, b.counters}, x,
+                                       options_.x_per_row(), b.routing, options_.l1, b.h, call.saturated,
+                                       b.expert_out,
+                                       combines ? combine_params(call, b) : cuda::CombineParams{}, stream),
                "starting both GEMMs");
+    if (!combines) cuda_check(cuda::combine(combine_params(call, b), stream), "starting to combine");
     return;
   }
   // Offsets are settled for all GEMMs: a launch lies between the sort and each (quantising, or the first
@@ -141,7 +149,14 @@ void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t str
   if (options_.x_per_row()) params.of_expert[0] = x_scales_.data(), params.of_row[0] = b.x.scales;
   if (h_scales_.count() > 0) params.of_expert[1] = h_scales_.data(), params.of_row[1] = b.h.scales;
   params.bad_id = call.bad_pair;
-  if (b.few) params.counters = b.counters;
+  if (b.few) {
+    params.counters = b.counters, params.num_counters = few_counters(b.most_rows());
+    params.beside_previous = options_.activations != ActivationFormat::kBf16 && b.most_rows() > 0;
+    if (b.most_rows() > kWarpPairs) {
+      params.row_tiles = b.row_tiles, params.num_row_tiles = b.num_row_tiles;
+      params.tile_rows = kFewTile.tokens;
+    }
+  }
   params.workspace = b.sort_workspace;
   cuda_check(cuda::sort(params, stream), "starting to sort");
 }
@@ -190,12 +205,22 @@ void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream
   cuda::Nvfp4Out out = quantized(b.x, call.saturated);
   const std::int32_t* row_map = nullptr;
   cuda::RowCount rows = tokens;
-  if (!options_.x_per_row()) out.slot_to_row = b.slot_to_row, out.copies = b.routing.top_k;
+  if (!options_.x_per_row() && !b.few) out.slot_to_row = b.slot_to_row, out.copies = b.routing.top_k;
   auto mode = cuda::TensorScales::kGiven;
   switch (options_.x_scale) {
-    case ScaleSource::kStatic:  // the sort has put each row's there
-      row_map = b.routing.row_to_token;
-      rows = b.rows();
+    case ScaleSource::kStatic:
+      if (b.few) {  // before the sort
+        mode = cuda::TensorScales::kOfExpert;
+        out.pairs = {.ids = call.ids,
+                     .weights = call.weights,
+                     .top_k = b.routing.top_k,
+                     .experts = static_cast<int>(b.routing.num_experts),
+                     .tensor_scales = x_scales_.data()};
+        rows = b.most_rows();
+      } else {  // the sort has put each row's there
+        row_map = b.routing.row_to_token;
+        rows = b.rows();
+      }
       break;
     case ScaleSource::kStaticLayerMax:
       mode = cuda::TensorScales::kConstant;
