@@ -43,22 +43,16 @@ __device__ inline void wait_for_previous_kernel() {
   cudaGridDependencySynchronize();
 #endif
 }
-// The same; then the next one may begin, which finds done, even before it waits itself, whatever came before
-// this kernel.
-__device__ inline void await_previous_kernel() {
-  wait_for_previous_kernel();
+// A CTA's part of it: one of its threads is enough.
+__device__ inline void let_next_kernel_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
-// The next one may begin. What a CTA's threads, which call it together, have left in memory it finds even
-// before it waits.
-__device__ inline void let_next_kernel_begin() {
-  __threadfence();
-  __syncthreads();
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
+// Both; what came before this kernel the next one finds done even before it waits itself.
+__device__ inline void await_previous_kernel() {
+  wait_for_previous_kernel();
+  let_next_kernel_begin();
 }
 
 // One-dimensional: the x axis alone takes more than 65,535 blocks. No blocks: nothing to do. The error of

@@ -3,6 +3,7 @@
 #include "cuda/encode.cuh"
 #include "cuda/launch.h"
 #include "cuda/pairs.cuh"
+#include "cuda/ptx/flag.h"
 
 namespace megamoe::cuda {
 namespace {
@@ -122,13 +123,10 @@ struct Config<RowSource<float>, true, kDecoded> {
   static constexpr int kHeld = 2, kRegisters = 64;
 };
 
+// A row, by a CTA's threads.
 template <class Source, bool kDynamic, bool kDecoded>
-__global__ void __maxnreg__((Config<Source, kDynamic, kDecoded>::kRegisters))
-    quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
-                    const __grid_constant__ Nvfp4Out out) {
-  await_previous_kernel();
-  if (beyond_end(actual_rows)) return;
-  const std::int64_t row = blockIdx.x;
+__device__ __forceinline__ void quantize_row(const Source& source, std::int64_t row, int blocks,
+                                             const Nvfp4Out& out) {
   const PairRows& pairs = out.pairs;
   const bool is_pair = !kDynamic && pairs.ids != nullptr;
   const auto from = source.row(is_pair ? row / pairs.top_k : row);
@@ -171,6 +169,24 @@ __global__ void __maxnreg__((Config<Source, kDynamic, kDecoded>::kRegisters))
   add_to(out.saturated, saturated);
 }
 
+template <class Source, bool kDynamic, bool kDecoded>
+__global__ void __maxnreg__((Config<Source, kDynamic, kDecoded>::kRegisters))
+    quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
+                    const __grid_constant__ Nvfp4Out out) {
+  if (out.rows_done == nullptr) {
+    await_previous_kernel();
+    if (beyond_end(actual_rows)) return;
+    quantize_row<Source, kDynamic, kDecoded>(source, blockIdx.x, blocks, out);
+  } else {
+    let_next_kernel_begin();
+    quantize_row<Source, kDynamic, kDecoded>(source, blockIdx.x, blocks, out);
+    __syncthreads();
+    if (threadIdx.x == 0) ptx::add_release(out.rows_done, 1);
+    // Who waits for this kernel counts on the one before it, too; for which a CTA is enough.
+    if (blockIdx.x == 0) wait_for_previous_kernel();
+  }
+}
+
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const RowCount& rows, std::int64_t cols, TensorScales mode,
                             Nvfp4Out out, cudaStream_t stream) {
@@ -179,6 +195,7 @@ cudaError_t launch_quantize(const Source& source, const RowCount& rows, std::int
   } else if (!(out.constant > 0.0f)) {
     return cudaErrorInvalidValue;
   }
+  if (out.rows_done != nullptr && rows.actual != nullptr) return cudaErrorInvalidValue;
   if (mode != TensorScales::kOfExpert) {
     out.pairs = {};
   } else if (out.pairs.ids == nullptr || out.pairs.top_k < 1) {

@@ -519,6 +519,52 @@ TEST_F(QuantizeTest, OnlyTheRowsThatThereAre) {
   }
 }
 
+// Rows that are pairs, each under its expert's scale; those of no expert and of weight 0 are not written, and
+// their blocks not counted. All rows are counted as done.
+TEST_F(QuantizeTest, RowsOfPairs) {
+  Random random(11);
+  const std::int64_t tokens = 9, cols = 144;
+  const int top_k = 3, experts = 5;
+  std::vector<bf16> x(size(tokens * cols));
+  for (bf16& value : x) value = to_bf16(any_value(random, true));
+  std::vector<std::int32_t> ids(size(tokens * top_k));
+  for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random.integer(-1, experts));
+  std::vector<float> weights(ids.size(), 1.0f);
+  weights[4] = 0.0f, ids[4] = 2;
+  const std::vector<float> scales = some_scales(random, experts);
+  const DeviceArray<bf16> d_x(x);
+  const DeviceArray<std::int32_t> d_ids(ids);
+  const DeviceArray<float> d_weights(weights), d_scales(scales);
+  const DeviceArray<std::uint32_t> done(std::vector<std::uint32_t>{100});
+  const std::int64_t rows = tokens * top_k;
+  const DeviceOut result(rows, cols, 0xFF, {});
+  Nvfp4Out out = result.out();
+  out.pairs = {d_ids.data(), d_weights.data(), top_k, experts, d_scales.data()};
+  out.rows_done = done.data();
+  const ElementRows view{ElementType::kBf16, d_x.data(), cols};
+  cuda_check(quantize(view, nullptr, rows, cols, TensorScales::kOfExpert, out, nullptr), "testing quantize");
+  const auto got = result.download();
+  EXPECT_EQ(done.download()[0], 100u + static_cast<std::uint32_t>(rows));
+  auto want = got;
+  want.saturated = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const bool there = ids[size(r)] >= 0 && ids[size(r)] < experts && weights[size(r)] != 0.0f;
+    const auto codes = want.codes.begin() + r * cols / 2, block_scales = want.scales.begin() + r * cols / 16;
+    std::fill_n(codes, cols / 2, 0xFF);
+    std::fill_n(block_scales, cols / 16, 0xFF);
+    if (!there) continue;
+    const std::vector<bf16> row(x.begin() + r / top_k * cols, x.begin() + (r / top_k + 1) * cols);
+    const auto one = quantize_on_cpu(row, 1, cols, cols, {scales[size(ids[size(r)])]});
+    std::copy(one.codes.begin(), one.codes.end(), codes);
+    std::copy(one.scales.begin(), one.scales.end(), block_scales);
+    want.saturated += one.saturated;
+  }
+  expect_same(got, want);
+  out.pairs = {};
+  EXPECT_EQ(quantize(view, nullptr, rows, cols, TensorScales::kOfExpert, out, nullptr),
+            cudaErrorInvalidValue);
+}
+
 TEST_F(QuantizeTest, AConstantScaleIsUsedAndWritten) {
   Random random(10);
   const std::int64_t rows = 5, cols = 176;

@@ -146,9 +146,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   if (p.counters == nullptr) {
     await_previous_kernel();
   } else {
-    if (!p.beside_previous) wait_for_previous_kernel();
+    wait_for_previous_kernel();
     for (int i = static_cast<int>(threadIdx.x); i < p.num_counters; i += static_cast<int>(blockDim.x))
       p.counters[i] = 0;
+    __threadfence();
+    __syncthreads();
     let_next_kernel_begin();
   }
   extern __shared__ std::int32_t counts[];
@@ -212,8 +214,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
       if (p.of_row[i] != nullptr) p.of_row[i][row] = p.of_expert[i][expert];
     }
   });
-  // Who waits for this kernel counts on those before it, too.
-  if (p.beside_previous) wait_for_previous_kernel();
 }
 
 }  // namespace
@@ -231,7 +231,6 @@ cudaError_t sort(const SortParams& p, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   const Plan plan = plan_for(pairs, p.experts);
   if ((p.counters != nullptr || p.row_tiles != nullptr) && plan.parts > 1) return cudaErrorInvalidValue;
-  if (p.beside_previous && p.counters == nullptr) return cudaErrorInvalidValue;
   if (p.row_tiles != nullptr && (p.num_row_tiles == nullptr || p.tile_rows < 1)) return cudaErrorInvalidValue;
   const int shared = plan.warps * p.experts * 4;
   if (plan.parts > 1) {

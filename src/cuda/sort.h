@@ -36,9 +36,6 @@ struct SortParams {
   // stream begins, even one that does not wait for this one.
   std::uint32_t* counters = nullptr;
   int num_counters = 0;
-  // With counters: the kernel ahead waits for the one before it (await_previous_kernel) and touches nothing
-  // of this one's, which then does not wait for it but at its end; so the next one may begin early.
-  bool beside_previous = false;
   // Each expert's rows in tiles of at most `tile_rows`, lower experts and rows first.
   RowTile* row_tiles = nullptr;           // [tokens * top_k]
   std::int32_t* num_row_tiles = nullptr;  // how many

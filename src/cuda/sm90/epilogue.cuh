@@ -218,7 +218,7 @@ struct GatedEpilogue {
       read_sums();
       sure = cuda::activate_nearly(activation, gate, up);
     }
-    if (!sure) {
+    if (!sure && (!Sums::kMindsRows || token < tile.rows)) {
       // In shared memory, where the sums were.
       read_sums();
 #pragma unroll

@@ -58,9 +58,9 @@ struct FewParams {
   int top_k;
   int experts;
   // The first GEMM's tokens: a row for each token, or for each pair; there since before the kernel ahead
-  // began, or else once that is done.
+  // began, or else once the counter of tokens says that there are as many.
   bool by_pair;
-  bool awaits_tokens;
+  std::uint32_t awaited_tokens;
   bool combines;  // what follows, of which nothing is shared
   cuda::CombineParams combine;
   bool combines_aligned;
@@ -77,11 +77,11 @@ struct alignas(16) FewPiece {
   cuda::RowTile rows;
 };
 
-inline constexpr int kNextTicket = 0;   // the counters: the next piece,
-inline constexpr int kFirstDone = 1;    // and for each group of tiles of y's columns how many are there
+inline constexpr int kNextTicket = 0;   // the counters: the next piece, kFewTokensDone,
+inline constexpr int kFirstDone = 2;    // and for each group of tiles of y's columns how many are there
 inline constexpr int kFirstReady = 32;  // and for each row tile how many pieces of h have been written
 inline constexpr int kGroups = kFirstReady - kFirstDone;
-static_assert(few_counters(0) == kFirstReady);
+static_assert(kFewTokensDone < kFirstDone && few_counters(0) == kFirstReady);
 
 struct alignas(1024) FewStorage {
   std::uint8_t tokens[FewConfig::kStages][FewConfig::kStageChunks][FewConfig::kTokenTileBytes];
@@ -222,7 +222,9 @@ __device__ inline int source_of(int row, const FewParams& p, const FewStorage& s
 // 128 bytes takes longer than a stage's weights do.
 __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
-  if (p.awaits_tokens || p.row_tiles != nullptr) cuda::await_previous_kernel();
+  if (p.row_tiles != nullptr) cuda::await_previous_kernel();
+  while (p.awaited_tokens > 0 && ptx::load_acquire(&p.counters[kFewTokensDone]) < p.awaited_tokens) {
+  }
   StageRing ring, pieces;
   for (;;) {
     const FewPiece piece = next_piece(pieces, s);

@@ -223,7 +223,9 @@ cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream) {
   params.top_k = call.top_k;
   params.experts = first.experts;
   params.by_pair = call.by_pair;
-  params.awaits_tokens = first.tokens.format != ActivationFormat::kBf16;
+  const std::int64_t token_rows = call.by_pair ? first.max_rows : first.max_rows / call.top_k;
+  params.awaited_tokens =
+      first.tokens.format == ActivationFormat::kBf16 ? 0 : static_cast<std::uint32_t>(token_rows);
   params.combines = combines;
   params.combine = call.combine;
   params.combines_aligned = cuda::combines_aligned(call.combine);

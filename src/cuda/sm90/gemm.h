@@ -104,12 +104,13 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 inline constexpr TileChoice kFewTile{8, 1};
 inline constexpr int kFewRows = cuda::kOnePartPairs;
 constexpr int few_counters(std::int64_t rows) { return 32 + static_cast<int>(rows); }
+inline constexpr int kFewTokensDone = 1;  // of the counters
 inline constexpr int kWarpPairs = 32;
 inline constexpr int kFewMean = 4;  // rows of an expert
 struct FewGemms {
-  // BF16 tokens, or NVFP4 ones decoded that the kernel ahead writes or one before it: a row for each token
-  // or, with `by_pair`, for each pair. `gather` says where rows in expert order have their tensor scales; the
-  // offsets and the workspace are not needed.
+  // BF16 tokens, or NVFP4 ones decoded, which the kernel ahead may still be writing (counters[kFewTokensDone]
+  // are there): a row for each token or, with `by_pair`, for each pair. `gather` says where rows in expert
+  // order have their tensor scales; the offsets and the workspace are not needed.
   Gemm1 first;
   bool by_pair = false;
   Gemm2 second;  // its tokens are what the first one writes, decoded

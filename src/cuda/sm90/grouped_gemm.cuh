@@ -519,6 +519,9 @@ struct ItemSums {
   // Two warps on a scheduler do not hide each other's waits: each has two items in hand.
   static constexpr int kTogether = Config::kFp8 && Config::kWide ? 2 : 1;
   static constexpr int kTokenStep = Config::kMeetThreads / kItems;
+  // Beyond a tile's rows there may be zeros, which activate_nearly() is not sure of; in small tiles that
+  // would be most of a warp. Wide ones have no register to ask.
+  static constexpr bool kMindsRows = !Config::kWide;
   static_assert(kTogether == 1 ||
                 (Config::kMeetThreads % kItems == 0 && Config::kPassTokens % (kTogether * kTokenStep) == 0 &&
                  Config::kTokens % (kTogether * kTokenStep) == 0));
@@ -605,9 +608,11 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, Piece piece, fl
       weight_scale = epilogue_of_item<Config>(epilogue, s).expert_scales(tile.expert);
     }
     // Whole warps go through the loop together. Beyond the tile's tokens, within a pass, there is something.
-    const int tokens = min((rows - first + 7) / 8 * 8, Config::kPassTokens);
+    const int tokens = min(rows - first, Config::kPassTokens);
+    const int items =
+        Sums::kTogether == 1 ? (tokens * Sums::kItems + 31) / 32 * 32 : (tokens + 7) / 8 * 8 * Sums::kItems;
 #pragma unroll 1
-    for (int i = thread_index() % Config::kMeetThreads; i < tokens * Sums::kItems;
+    for (int i = thread_index() % Config::kMeetThreads; i < items;
          i += Sums::kTogether * Config::kMeetThreads) {
       const int token = i / Sums::kItems, t = first_tile + i % Sums::kItems / Sums::kTileItems;
       epilogue_of_item<Config>(epilogue, s)

@@ -107,10 +107,10 @@ void HopperPass::enqueue(const DeviceCall& call) const {
   const bool shared = layer_.shared() != nullptr;
   const bool quantizes = options_.activations != ActivationFormat::kBf16;
   if (shared) prepare_shared(call, b, stream);
-  if (quantizes && b.few) quantize_x(call, b, stream);
+  if (quantizes) look_at_x(call, b, stream);
   sort(call, b, stream);
   if (shared) shared_expert(x, b, stream);
-  if (quantizes && !b.few) quantize_x(call, b, stream);
+  if (quantizes) quantize_x(call, b, stream);
   if (quantizes) x = b.x;
   if (b.few) {
     const bool combines = !shared && b.most_rows() <= kWarpPairs;
@@ -151,7 +151,6 @@ void HopperPass::sort(const DeviceCall& call, const Buffers& b, cudaStream_t str
   params.bad_id = call.bad_pair;
   if (b.few) {
     params.counters = b.counters, params.num_counters = few_counters(b.most_rows());
-    params.beside_previous = options_.activations != ActivationFormat::kBf16 && b.most_rows() > 0;
     if (b.most_rows() > kWarpPairs) {
       params.row_tiles = b.row_tiles, params.num_row_tiles = b.num_row_tiles;
       params.tile_rows = kFewTile.tokens;
@@ -183,6 +182,17 @@ void HopperPass::shared_expert(const ActivationRows& x, const Buffers& b, cudaSt
              "starting the shared expert's second GEMM");
 }
 
+// Before the sort, beside which x may be quantised.
+void HopperPass::look_at_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
+  if (options_.activations != ActivationFormat::kNvfp4 || options_.x_scale != ScaleSource::kDynamicTensor)
+    return;
+  const std::int64_t tokens = call.x.rows;
+  cuda_check(cuda::row_amax(elements(call.x.data, call.x.row_stride), tokens, call.x.cols, b.amax, stream),
+             "starting to look for x's largest magnitude");
+  cuda_check(cuda::group_tensor_scales(b.amax, nullptr, 1, tokens, b.x.scales, stream),
+             "starting to make x's tensor scale");
+}
+
 void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const {
   if (options_.activations == ActivationFormat::kFp8) {
     cuda_check(quantize_fp8({.x = call.x.data,
@@ -209,7 +219,7 @@ void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream
   auto mode = cuda::TensorScales::kGiven;
   switch (options_.x_scale) {
     case ScaleSource::kStatic:
-      if (b.few) {  // before the sort
+      if (b.few) {  // beside the sort
         mode = cuda::TensorScales::kOfExpert;
         out.pairs = {.ids = call.ids,
                      .weights = call.weights,
@@ -227,13 +237,9 @@ void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream
       out.constant = options_.x_scales[0];
       break;
     case ScaleSource::kDynamicRow: mode = cuda::TensorScales::kDynamicRow; break;
-    case ScaleSource::kDynamicTensor:
-      cuda_check(cuda::row_amax(x, tokens, cols, b.amax, stream),
-                 "starting to look for x's largest magnitude");
-      cuda_check(cuda::group_tensor_scales(b.amax, nullptr, 1, tokens, b.x.scales, stream),
-                 "starting to make x's tensor scale");
-      break;
+    case ScaleSource::kDynamicTensor: break;  // as look_at_x() left it
   }
+  if (b.few) out.rows_done = b.counters + kFewTokensDone;
   cuda_check(cuda::quantize(x, row_map, rows, cols, mode, out, stream), "starting to quantise x");
 }
 

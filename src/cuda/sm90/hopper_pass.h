@@ -21,6 +21,7 @@ class HopperPass final : public DevicePass {
   struct Buffers;
   Buffers lay_out(std::int64_t tokens, std::byte* base) const;
   void sort(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
+  void look_at_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
   void quantize_x(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
   void quantize_h(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
   void prepare_shared(const DeviceCall& call, const Buffers& b, cudaStream_t stream) const;
