@@ -79,7 +79,7 @@ struct alignas(16) FewPiece {
 
 inline constexpr int kNextTicket = 0;   // the counters: the next piece, kFewTokensDone,
 inline constexpr int kFirstDone = 2;    // and for each group of tiles of y's columns how many are there
-inline constexpr int kFirstReady = 32;  // and for each row tile how many pieces of h have been written
+inline constexpr int kFirstReady = 64;  // and for each row tile how many pieces of h have been written
 inline constexpr int kGroups = kFirstReady - kFirstDone;
 static_assert(kFewTokensDone < kFirstDone && few_counters(0) == kFirstReady);
 
@@ -279,16 +279,22 @@ __device__ __forceinline__ void consume(FewStorage& s) {
   }
 }
 
+// Scales of a tile's token, for each a lane.
+template <class Epilogue>
+__device__ __forceinline__ TokenScales scales_of_lane(const Epilogue& epilogue, const Tile& tile) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return lane < tile.rows ? epilogue.token_scales(tile.first_row + lane) : TokenScales{};
+}
+
 // Sums to what leaves the chip. All lanes go through it together.
 template <class Epilogue>
 __device__ __forceinline__ void finish_piece(const Epilogue& epilogue, const Tile& tile, float2 weight_scale,
-                                             float (*sums)[FewConfig::kPitch]) {
+                                             const TokenScales& of_lane, float (*sums)[FewConfig::kPitch]) {
   using Sums = ItemSums<FewConfig, Epilogue::kItemRows>;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x % 32); i < (tile.rows * Sums::kItems + 31) / 32 * 32; i += 32) {
     const int token = i / Sums::kItems;
-    const TokenScales scales =
-        token < tile.rows ? epilogue.token_scales(tile.first_row + token) : TokenScales{};
+    const TokenScales scales{__shfl_sync(~0u, of_lane.in, token), __shfl_sync(~0u, of_lane.out, token)};
     epilogue.run(tile, tile.weight_tile, token, i % Sums::kItems, &scales, weight_scale, Sums{sums[token]});
   }
 }
@@ -332,16 +338,18 @@ __device__ __forceinline__ void finish(int finisher, const FewParams& p, const F
     if (piece.gemm == 2) return;
     if (turn != finisher) continue;
     const Tile tile{piece.rows.expert, piece.rows.rows, piece.rows.first_row, 0, piece.weight_tile, 1};
+    // Before there are sums: whoever waits for memory that streams weights waits long.
     const float2 weight_scale =
         piece.gemm == 0 ? first.expert_scales(tile.expert) : second.expert_scales(tile.expert);
+    const TokenScales of_lane = piece.gemm == 0 ? scales_of_lane(first, tile) : scales_of_lane(second, tile);
     sync<kHandOverThreads>(kSumsGone + finisher);
     sync<kHandOverThreads>(kSumsThere + finisher);
     if (piece.gemm == 0) {
-      finish_piece(first, tile, weight_scale, s.sums[finisher][0]);
+      finish_piece(first, tile, weight_scale, of_lane, s.sums[finisher][0]);
       __syncwarp();
       if (ptx::elect_one()) ptx::add_release(&p.counters[kFirstReady + piece.row_tile], 1);
     } else {
-      finish_piece(second, tile, weight_scale, s.sums[finisher][0]);
+      finish_piece(second, tile, weight_scale, of_lane, s.sums[finisher][0]);
       if (p.combines) note_done(tile.weight_tile, group_tiles, p, s);
     }
     __syncwarp();
@@ -377,8 +385,9 @@ __global__ void __launch_bounds__(kFewThreads, 1)
     }
     if (sorts) {
       list_rows(expert, p, s);
-    } else if (threadIdx.x % 32 == 0) {
-      s.num_row_tiles = *p.num_row_tiles;
+    } else {
+      if (threadIdx.x % 32 == 0) s.num_row_tiles = *p.num_row_tiles;
+      __syncwarp();
     }
     asm volatile("bar.arrive %0, %1;" ::"r"(kSetUp), "n"(kFewThreads) : "memory");
     produce_weights(ticket, p, s);

@@ -103,10 +103,10 @@ cudaError_t gemm2(const Gemm2& call, cudaStream_t stream);
 // gemm2() with the tile {8, 1}.
 inline constexpr TileChoice kFewTile{8, 1};
 inline constexpr int kFewRows = cuda::kOnePartPairs;
-constexpr int few_counters(std::int64_t rows) { return 32 + static_cast<int>(rows); }
+constexpr int few_counters(std::int64_t rows) { return 64 + static_cast<int>(rows); }
 inline constexpr int kFewTokensDone = 1;  // of the counters
 inline constexpr int kWarpPairs = 32;
-inline constexpr int kFewMean = 4;  // rows of an expert
+inline constexpr int kFewMean = 5;  // rows of an expert
 struct FewGemms {
   // BF16 tokens, or NVFP4 ones decoded, which the kernel ahead may still be writing (counters[kFewTokensDone]
   // are there): a row for each token or, with `by_pair`, for each pair. `gather` says where rows in expert
