@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Times PyTorch's grouped GEMM in BF16 on an NVIDIA GPU: what `megamoe bench` is to be compared with.
+"""Times a layer in PyTorch on its grouped GEMM in BF16, on an NVIDIA GPU: what `megamoe bench` is to be compared with.
 
     torch_baseline.py --tokens 1,8,64                      sizes of DeepSeek-V4-Flash
     torch_baseline.py --hidden 2048 --intermediate 768 --experts 128 --top-k 8
     torch_baseline.py --megamoe build/hopper/cli/megamoe --model glm-4.5-air
 
-Both GEMMs of a layer and nothing else: no sort, no gather, no activation, no combine. Random BF16 weights and tokens,
-uniform random routing. As `megamoe bench` does, a measurement is some passes in a row, in one CUDA graph where capturing
+First both GEMMs of a layer and nothing else: no sort, no gather, no activation, no combine. Then the whole layer, as `megamoe
+bench` times it, of PyTorch's own operations one by one. Random BF16 weights and tokens, uniform random routing. As `megamoe bench` does, a measurement is some passes in a row, in one CUDA graph where capturing
 works, each on the experts that were used longest ago, so that weights come from memory and not from the L2; the GPU rests
-after each, and the median of the measurements counts. The first pass is held against a product in FP32 before anything is timed.
+after each, and the median of the measurements counts. The first pass is held against FP32 before anything is timed.
 
 In the same run: what a copy within the GPU's memory moves (bytes read and written), and what cuBLAS reaches on a BF16
-product of 8192^3. With --megamoe the tool's own bench runs first, on the same model and tokens, and the ratio is printed.
+product of 8192^3. With --megamoe the tool's own bench runs first, on the same model and tokens, and what PyTorch's whole layer takes
+is printed as a multiple of it.
 
 A table, and last one line of JSON.
 """
@@ -31,10 +32,13 @@ FEWEST, MOST = 5, 100
 REST = 3  # idle for so many times as long after each: at its power limit a GPU lowers its clocks
 # Both sums are FP32; what differs is their rounding to BF16, at most 2^-8 of an element.
 TOLERANCE = 2.0**-8
+# Of a whole layer four roundings to BF16 follow each other: of the first GEMM's result, of the activation's product and of
+# silu in it, of the second GEMM's result; and y's.
+LAYER_TOLERANCE = 5 * TOLERANCE
 
 
 class Routings:
-    """Rows of each expert, pass after pass: uniform, each pass on the experts that were used longest ago."""
+    """Each token's experts, pass after pass: uniform, each pass on the experts that were used longest ago."""
 
     def __init__(self, experts, top_k, tokens, seed=1):
         self.random = random.Random(seed)
@@ -43,15 +47,12 @@ class Routings:
         self.turn = 0
 
     def next(self):
-        drawn = [0] * self.experts
-        for _ in range(self.tokens):
-            for expert in self.random.sample(range(self.experts), self.top_k):
-                drawn[expert] += 1
-        rows = [0] * self.experts
-        for count in filter(None, drawn):
-            rows[self.order[self.turn]] = count
+        drawn = [self.random.sample(range(self.experts), self.top_k) for _ in range(self.tokens)]
+        names = {}
+        for expert in sorted({expert for token in drawn for expert in token}):
+            names[expert] = self.order[self.turn]
             self.turn = (self.turn + 1) % self.experts
-        return rows
+        return [[names[expert] for expert in token] for token in drawn]
 
 
 def grouped_mm(torch):
@@ -132,32 +133,73 @@ def check(torch, product, rows, weights, counts):
             sys.exit(f"torch_baseline.py: expert {expert} is off by {error:.3g} (relative L2), expected {TOLERANCE:.3g} at most")
 
 
+def activated(torch, first_out, gated):
+    if not gated:
+        return torch.relu(first_out).square()
+    gate, up = first_out.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def whole_layer(torch, product, first, second, gated, x, ids, weights):
+    """x [T, H] BF16, ids [T, k] int32, weights [T, k] BF16 -> y [T, H]: sort, gather, both GEMMs, activation, weighted sum."""
+    pairs = ids.flatten()
+    order = pairs.argsort(stable=True)
+    experts = torch.arange(first.shape[0], dtype=pairs.dtype, device="cuda")
+    ends = torch.searchsorted(pairs[order], experts, right=True).int()
+    h = activated(torch, product(x[order // ids.shape[1]], first, ends), gated)
+    out = product(h, second, ends)
+    row_of_pair = torch.empty_like(order)
+    row_of_pair[order] = torch.arange(len(order), device="cuda")
+    return torch.bmm(weights[:, None, :], out[row_of_pair].view(*ids.shape, -1))[:, 0]
+
+
+def check_layer(torch, first, second, gated, x, ids, weights, got):
+    """The first, the middle and the last token of the whole layer against FP32."""
+    for token in {0, len(x) // 2, len(x) - 1}:
+        want = sum(weight.float() * (activated(torch, x[token].float() @ first[expert].float(), gated) @ second[expert].float())
+                   for expert, weight in zip(ids[token], weights[token]))
+        error = ((got[token].float() - want).norm() / want.norm()).item()
+        if not error <= LAYER_TOLERANCE:
+            sys.exit(f"torch_baseline.py: token {token} is off by {error:.3g} (relative L2), expected {LAYER_TOLERANCE:.3g} at most")
+
+
 def time_tokens(torch, timer, product, sizes, first, second, tokens):
     routings = Routings(sizes.experts, sizes.top_k, tokens)
     expert_bytes = 2 * (first[0].numel() + second[0].numel())
-    passes, used = [], 0
+    passes, counts, used = [], [], 0
     while not passes or (used * expert_bytes < LEAST_BYTES and len(passes) < MOST_PASSES):
-        passes.append(routings.next())
-        used += sum(count > 0 for count in passes[-1])
+        drawn = routings.next()
+        passes.append(torch.tensor(drawn, dtype=torch.int32, device="cuda"))
+        counts.append(passes[-1].flatten().bincount(minlength=sizes.experts).tolist())
+        used += sum(count > 0 for count in counts[-1])
     rows = tokens * sizes.top_k
     x = torch.randn(rows, first.shape[1], dtype=torch.bfloat16, device="cuda")
     h = torch.randn(rows, second.shape[1], dtype=torch.bfloat16, device="cuda")
-    check(torch, product, x, first, passes[0])
-    check(torch, product, h, second, passes[0])
-    ends = [torch.tensor(counts, dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32) for counts in passes]
+    check(torch, product, x, first, counts[0])
+    check(torch, product, h, second, counts[0])
+    ends = [torch.tensor(count, dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32) for count in counts]
+    weights = torch.rand(tokens, sizes.top_k, device="cuda").bfloat16()
+    layer = (torch, product, first, second, not sizes.no_gate, x[:tokens])
+    check_layer(torch, *layer[2:], passes[0], weights, whole_layer(*layer, passes[0], weights))
 
-    def work():
+    def gemms():
         for end in ends:
             product(x, first, end)
             product(h, second, end)
 
-    seconds = timer.median_of_graph(work) / len(passes)
+    def layers():
+        for ids in passes:
+            whole_layer(*layer, ids, weights)
+
+    seconds = timer.median_of_graph(gemms) / len(passes)
+    layer_seconds = timer.median_of_graph(layers) / len(passes)
     return {
         "tokens": tokens,
         "rows": rows,
         "experts_used": used / len(passes),
         "passes": len(passes),
         "seconds": seconds,
+        "layer_seconds": layer_seconds,
         "flops_per_second": 2 * rows * (first[0].numel() + second[0].numel()) / seconds,
         "weight_bytes_per_second": used / len(passes) * expert_bytes / seconds,
     }
@@ -238,23 +280,23 @@ def main():
     device = torch.cuda.get_device_name()
     print(f"PyTorch {torch.__version__} on {device}: a copy moves {copy * 1e-12:.2f} TB/s, "
           f"cuBLAS reaches {cublas * 1e-12:.0f} TFLOP/s in BF16")
-    print(f"hidden {sizes.hidden}, intermediate {sizes.intermediate}, {sizes.experts} experts, top-{sizes.top_k}, BF16, "
-          f"both GEMMs alone")
+    print(f"hidden {sizes.hidden}, intermediate {sizes.intermediate}, {sizes.experts} experts, top-{sizes.top_k}, BF16")
     first = weights_of(torch, sizes, sizes.hidden, sizes.intermediate * (1 if sizes.no_gate else 2))
     second = weights_of(torch, sizes, sizes.intermediate, sizes.hidden)
 
     formats = list(dict.fromkeys(result["activations"] for result in ours))
-    print(f"{'tokens':>7} {'experts used':>13} {'time us':>10} {'TFLOP/s':>9} {'weight TB/s':>12}" +
+    print(f"{'tokens':>7} {'experts used':>13} {'GEMMs us':>10} {'TFLOP/s':>9} {'weight TB/s':>12} {'layer us':>10}" +
           "".join(f" {'megamoe ' + name + ' us':>19} {'ratio':>6}" for name in formats))
     results = []
     for tokens in sizes.tokens:
         result = time_tokens(torch, timer, product, sizes, first, second, tokens)
         line = (f"{tokens:>7} {result['experts_used']:>13.4g} {result['seconds'] * 1e6:>10.1f} "
-                f"{result['flops_per_second'] * 1e-12:>9.1f} {result['weight_bytes_per_second'] * 1e-12:>12.2f}")
+                f"{result['flops_per_second'] * 1e-12:>9.1f} {result['weight_bytes_per_second'] * 1e-12:>12.2f} "
+                f"{result['layer_seconds'] * 1e6:>10.1f}")
         for own in ours:
             if own["tokens"] == tokens:
                 result[f"megamoe_{own['activations']}_seconds"] = own["seconds"]
-                line += f" {own['seconds'] * 1e6:>19.1f} {result['seconds'] / own['seconds']:>6.2f}"
+                line += f" {own['seconds'] * 1e6:>19.1f} {result['layer_seconds'] / own['seconds']:>6.2f}"
         print(line, flush=True)
         results.append(result)
     print(json.dumps({
