@@ -172,11 +172,13 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 
 // The epilogues. expert_scales() are the tensor scales of an expert's weights. run() gets four adjacent
 // weight rows of one token, or of several (ItemSums in grouped_gemm.cuh), and the token's scales; all lanes
-// of a warp call it together, with adjacent items.
+// of a warp call it together, with adjacent items. kByElement: no element needs another, and run_all() takes
+// accumulators from where they are.
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
   static constexpr int kItemRows = 8;
+  static constexpr bool kByElement = false;
 
   HiddenOut out;
   ActivationConfig activation;
@@ -235,6 +237,7 @@ struct GatedEpilogue {
 // First GEMM of a layer without gate: relu(up)^2.
 struct Relu2Epilogue {
   static constexpr int kItemRows = 4;
+  static constexpr bool kByElement = false;
 
   HiddenOut out;  // kCompactBf16 or kNvfp4
   TokensIn in;
@@ -266,6 +269,7 @@ struct Relu2Epilogue {
 // Second GEMM: y_e in FP32.
 struct PlainEpilogue {
   static constexpr int kItemRows = 4;
+  static constexpr bool kByElement = true;
 
   std::int64_t width;  // H
   TokensIn in;
@@ -275,6 +279,41 @@ struct PlainEpilogue {
 
   __device__ TokenScales token_scales(std::int64_t row) const { return {in.scale(row), 1.0f}; }
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
+
+  // A thread's share of kTiles tiles as wgmma leaves it: columns `first` and first + 8 of each, tokens
+  // 8 j + first_token + {0, 1}, without tensor scales. Of 16 columns all are there, or none.
+  template <int kTiles, int kFloats>
+  __device__ void run_all(const Tile& tile, int first, int first_token,
+                          const float (&acc)[kTiles][kFloats]) const {
+    const float token_scale = in.operand_factor, weight_scale = weight_scales[tile.expert];
+    const bool biased = bias != nullptr;
+    const int left = static_cast<int>(width) - first;
+    float biases[kTiles][2] = {};
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      if (!biased || t * kTileRows >= left) break;
+      const float* at = bias + tile.expert * width + first + t * kTileRows;
+      biases[t][0] = at[0], biases[t][1] = at[8];
+    }
+    float* to = out + (tile.first_row + first_token) * width + first;
+    __builtin_assume(__isGlobal(to));  // the pointer itself came from shared memory
+#pragma unroll
+    for (int i = 0; i < kFloats / 2; ++i) {
+      const int j = i / 2, c = i % 2;
+      if (8 * j + first_token + c < tile.rows) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          if (t * kTileRows >= left) break;
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const float y = __fmul_rn(__fmul_rn(acc[t][4 * j + 2 * h + c], token_scale), weight_scale);
+            to[t * kTileRows + 8 * h] = biased ? __fadd_rn(y, biases[t][h]) : y;
+          }
+        }
+      }
+      to += c == 0 ? width : 7 * width;
+    }
+  }
 
   template <class Sums>
   __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,

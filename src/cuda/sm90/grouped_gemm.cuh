@@ -88,7 +88,7 @@ struct GemmConfig {
                                                       : 1;
   // Tokens whose accumulators are in shared memory together on their way to the epilogue; in one go where the
   // registers that hold them are wanted there.
-  static constexpr int kPassTokens = !kWide ? kTokens : kConsumers == 3 ? 48 : 32;
+  static constexpr int kPassTokens = !kWide ? kTokens : kConsumers == 3 || kFp8 ? 48 : 32;
   // Weight tiles whose results meet in an epilogue: for FP8, where h has a scale for each 128 columns, all.
   static constexpr int kMeet = kFp8 ? kRowTiles : 1;
   static constexpr int kMeetThreads = kFp8 ? 128 * kConsumers : 128 * kSplit;
@@ -481,6 +481,10 @@ __device__ void sync_meeting(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(2 + (Config::kFp8 ? 0 : group)), "n"(Config::kMeetThreads)
                : "memory");
 }
+// The threads of a warpgroup.
+__device__ inline void sync_group(int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
+}
 // All threads of the cluster.
 template <class Config>
 __device__ void sync_cluster() {
@@ -624,6 +628,20 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, Piece piece, fl
   } while (kWidth > Config::kPassTokens && first < rows);
 }
 
+// Instead, where no element needs another: each warpgroup's accumulators straight from its registers, while
+// the other one still multiplies. A warp writes whole sectors, 8 adjacent weight rows of four tokens at a
+// time.
+template <class Config, int kWidth, class Epilogue>
+__device__ __forceinline__ void finish_alone(const Epilogue& epilogue, Piece piece, GemmStorage<Config>& s,
+                                             const Accumulators<Config, kWidth>& acc) {
+  const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
+  const Place place = place_of<Config>(thread);
+  sync_group(place.group);  // the tile has been written
+  const Tile tile = s.work[place.group][piece.turn()].tile;
+  const int first = (tile.weight_tile + place.group * Config::kOwnTiles) * kTileRows + warp * 16 + lane / 4;
+  epilogue_of_item<Config>(epilogue, s).run_all(tile, first, 2 * (lane % 4), acc);
+}
+
 template <class Config, class Epilogue>
 __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epilogue,
                                         const TileWalk<Config>& walk, GemmStorage<Config>& s) {
@@ -642,7 +660,7 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
         work.scales[token] = epilogue.token_scales(tile.first_row + token);
       }
       // Loaded early; but where registers are scarcest, tiles are so large that late will do.
-      float2 weight_scale = {};
+      [[maybe_unused]] float2 weight_scale = {};
       if constexpr (!Config::kWide) weight_scale = epilogue.expert_scales(tile.expert);
       const int chunks = static_cast<int>(chunks_of(Config::kType, p.cols));
       if (Config::kMeet == 1 && consumer.place.group >= tile.weight_tiles) {
@@ -654,7 +672,11 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       Accumulators<Config, kWidth> acc;
       consumer.template multiply<kWidth>(chunks, s, ring, acc);
       if constexpr (Config::kInStep) sync_consumers<Config>();
-      finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
+      if constexpr (Config::kFp8 && Config::kWide && Epilogue::kByElement) {
+        finish_alone<Config, kWidth>(epilogue, piece, s, acc);
+      } else {
+        finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
+      }
     }
   });
 }
