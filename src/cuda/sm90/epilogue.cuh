@@ -281,11 +281,12 @@ struct PlainEpilogue {
   __device__ float2 expert_scales(int expert) const { return {weight_scales[expert], 1.0f}; }
 
   // A thread's share of kTiles tiles as wgmma leaves it: columns `first` and first + 8 of each, tokens
-  // 8 j + first_token + {0, 1}, without tensor scales. Of 16 columns all are there, or none.
+  // 8 j + first_token + {0, 1}; `scales` are those of first_token and what follows. Of 16 columns all are
+  // there, or none.
   template <int kTiles, int kFloats>
-  __device__ void run_all(const Tile& tile, int first, int first_token,
+  __device__ void run_all(const Tile& tile, int first, int first_token, const TokenScales* scales,
                           const float (&acc)[kTiles][kFloats]) const {
-    const float token_scale = in.operand_factor, weight_scale = weight_scales[tile.expert];
+    const float weight_scale = weight_scales[tile.expert];
     const bool biased = bias != nullptr;
     const int left = static_cast<int>(width) - first;
     float biases[kTiles][2] = {};
@@ -301,6 +302,7 @@ struct PlainEpilogue {
     for (int i = 0; i < kFloats / 2; ++i) {
       const int j = i / 2, c = i % 2;
       if (8 * j + first_token + c < tile.rows) {
+        const float token_scale = scales[8 * j + c].in;
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           if (t * kTileRows >= left) break;

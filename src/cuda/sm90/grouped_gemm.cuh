@@ -637,9 +637,11 @@ __device__ __forceinline__ void finish_alone(const Epilogue& epilogue, Piece pie
   const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
   const Place place = place_of<Config>(thread);
   sync_group(place.group);  // the tile has been written
-  const Tile tile = s.work[place.group][piece.turn()].tile;
+  const Work<Config>& work = s.work[place.group][piece.turn()];
+  const Tile tile = work.tile;
   const int first = (tile.weight_tile + place.group * Config::kOwnTiles) * kTileRows + warp * 16 + lane / 4;
-  epilogue_of_item<Config>(epilogue, s).run_all(tile, first, 2 * (lane % 4), acc);
+  const int first_token = 2 * (lane % 4);
+  epilogue_of_item<Config>(epilogue, s).run_all(tile, first, first_token, &work.scales[first_token], acc);
 }
 
 template <class Config, class Epilogue>
@@ -672,7 +674,7 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       Accumulators<Config, kWidth> acc;
       consumer.template multiply<kWidth>(chunks, s, ring, acc);
       if constexpr (Config::kInStep) sync_consumers<Config>();
-      if constexpr (Config::kFp8 && Config::kWide && Epilogue::kByElement) {
+      if constexpr (Config::kWide && Epilogue::kByElement) {
         finish_alone<Config, kWidth>(epilogue, piece, s, acc);
       } else {
         finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
