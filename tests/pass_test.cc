@@ -453,6 +453,17 @@ class Graph {
   Graph& operator=(const Graph&) = delete;
 
   void launch() const { cuda_check(cudaGraphLaunch(executable_, stream_), "launching a graph"); }
+  std::int64_t kernels() const {
+    std::size_t count = 0;
+    cuda_check(cudaGraphGetNodes(graph_, nullptr, &count), "counting a graph's nodes");
+    std::vector<cudaGraphNode_t> nodes(count);
+    cuda_check(cudaGraphGetNodes(graph_, nodes.data(), &count), "listing a graph's nodes");
+    return std::count_if(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
+      cudaGraphNodeType type{};
+      cuda_check(cudaGraphNodeGetType(node, &type), "asking what a graph's node is");
+      return type == cudaGraphNodeTypeKernel;
+    });
+  }
 
  private:
   cudaStream_t stream_;
@@ -613,7 +624,9 @@ Outcome few_by_steps(MoeLayer& layer, Input input) {
 }
 std::vector<MoeLayerOptions> few_options() {
   return {bf16_options(), nvfp4_options(ScaleSource::kStatic, ScaleSource::kStatic),
-          nvfp4_options(ScaleSource::kDynamicRow, ScaleSource::kStaticLayerMax)};
+          nvfp4_options(ScaleSource::kDynamicRow, ScaleSource::kStaticLayerMax),
+          nvfp4_options(ScaleSource::kStaticLayerMax, ScaleSource::kStatic),
+          nvfp4_options(ScaleSource::kDynamicTensor, ScaleSource::kStatic)};
 }
 
 // Whatever the number of rows, all experts' or one's, up to the most that there may be.
@@ -637,7 +650,7 @@ TEST_F(PassTest, FewRowsEqualTheSteps) {
         for (const std::int64_t tokens : {1, 2, sm90::kWarpPairs / g.top_k, sm90::kWarpPairs / g.top_k + 1,
                                           50, sm90::kFewRows / g.top_k}) {
           const bool many = tokens * g.top_k > 2 * sm90::kWarpPairs;  // the steps take long then
-          for (std::uint64_t turn = 0; turn < (many ? 2 : 5); ++turn) {
+          for (std::uint64_t turn = 0; turn < 5; turn += many ? 3 : 1) {
             SCOPED_TRACE(::testing::Message() << g.hidden << " x " << g.intermediate << ", " << g.experts
                                               << " experts, " << kind.name << ", " << describe(options)
                                               << ", " << tokens << " tokens, routing " << turn);
@@ -655,6 +668,70 @@ TEST_F(PassTest, FewRowsEqualTheSteps) {
   }
 }
 
+// Which way is taken shows in nothing but time and launches.
+TEST_F(PassTest, FewRowsTakeFewLaunches) {
+  const auto launches = [](const LayerKind& kind, const MoeLayerOptions& options, std::int64_t tokens) {
+    const LayerConfig config = make_config(144, 80, 20, 3, kind.activation);
+    const auto layer = make_layer(config, kind);
+    const MoeLayer moe(layer->weights, options);
+    Operands operands(moe, tokens);
+    operands.set(random_input(config, tokens, 1));
+    const PoisonedWorkspace workspace(moe, tokens, 0x7F);
+    const Stream stream;
+    return Graph(stream.get(), [&] { operands.enqueue(moe, workspace.span(), stream.get()); }).kernels();
+  };
+  const LayerKind &alone = kKinds[0], &shared = kKinds[1];
+  ASSERT_EQ(shared.shared, Shared::kGated);
+  const MoeLayerOptions w4a4 = nvfp4_options(ScaleSource::kStatic, ScaleSource::kStatic);
+  EXPECT_EQ(launches(alone, bf16_options(), 10), 2);  // 30 pairs
+  EXPECT_EQ(launches(alone, bf16_options(), 11), 3);
+  EXPECT_EQ(launches(alone, bf16_options(), 33), 3);  // five rows an expert
+  EXPECT_EQ(launches(alone, bf16_options(), 34), 5);
+  EXPECT_EQ(launches(alone, w4a4, 10), 3);
+  EXPECT_EQ(launches(alone, w4a4, 11), 4);
+  EXPECT_EQ(launches(alone, w4a4, 34), 5);
+  EXPECT_EQ(launches(alone, nvfp4_options(ScaleSource::kDynamicTensor, ScaleSource::kStatic), 10), 5);
+  EXPECT_EQ(launches(shared, bf16_options(), 1), 6);
+  EXPECT_EQ(launches(shared, bf16_options(), 33), 6);
+  EXPECT_EQ(launches(shared, bf16_options(), 34), 8);
+}
+
+// In one workspace, one after the other, without waiting: passes of few rows and, of as many, others.
+TEST_F(PassTest, FewRowsAndOthersInARow) {
+  const LayerConfig config = small_config(kKinds[1]);
+  const auto layer = make_layer(config, kKinds[1]);
+  for (const MoeLayerOptions& options : few_options()) {
+    const MoeLayer moe(layer->weights, options);
+    for (const std::int64_t tokens : {10, 11, 17}) {
+      SCOPED_TRACE(::testing::Message() << describe(options) << ", " << tokens << " tokens");
+      std::vector<Outcome> want;
+      std::vector<std::unique_ptr<Operands>> passes;
+      const auto with_tiles = [](std::size_t pass, const auto& run) {
+        const sm90::TileChoice tile = pass % 3 == 2 ? sm90::TileChoice{16, 4} : sm90::kFewTile;
+        const sm90::ForcedTiles forced(tile, tile);
+        run();
+      };
+      for (std::size_t i = 0; i < 12; ++i) {
+        const Input input = few_input(config, tokens, i);
+        with_tiles(i, [&] { want.push_back(run_on_stream(moe, input)); });
+        passes.push_back(std::make_unique<Operands>(moe, tokens));
+        passes.back()->set(input);
+      }
+      const PoisonedWorkspace workspace(moe, tokens, 0x7F);
+      const Stream stream;
+      const Graph graph(stream.get(), [&] {
+        for (std::size_t i = 0; i < passes.size(); ++i)
+          with_tiles(i, [&] { passes[i]->enqueue(moe, workspace.span(), stream.get()); });
+      });
+      graph.launch();
+      stream.synchronize();
+      for (std::size_t i = 0; i < passes.size(); ++i) expect_same(passes[i]->outcome(), want[i]);
+      workspace.check_guard();
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // Passes of two layers at once, in graphs: not all CTAs of either fit on the GPU then.
 TEST_F(PassTest, FewRowsOfTwoLayersAtOnce) {
   constexpr std::uint64_t kPasses = 10;
@@ -667,42 +744,43 @@ TEST_F(PassTest, FewRowsOfTwoLayersAtOnce) {
     Stream stream;
     std::unique_ptr<Graph> graph;
   };
-  for (const MoeLayerOptions& options : few_options()) {
-    SCOPED_TRACE(describe(options));
-    Side sides[2];
-    for (Side& side : sides) {
-      const bool first = &side == sides;
-      const LayerConfig config = first ? make_config(2048, 768, 16, 8) : make_config(1024, 2880, 8, 4);
-      side.layer = make_layer(config, kKinds[0]);
-      side.moe = std::make_unique<MoeLayer>(side.layer->weights, options);
-      side.workspace = std::make_unique<PoisonedWorkspace>(*side.moe, 2, 0xFF);
-      for (std::uint64_t turn = 0; turn < kPasses; ++turn) {
-        const Input input = few_input(config, 2, turn);
-        side.want.push_back(few_by_steps(*side.moe, input));
-        side.passes.push_back(std::make_unique<Operands>(*side.moe, 2));
-        side.passes.back()->set(input);
+  for (const MoeLayerOptions& options : few_options())
+    for (const std::int64_t tokens : {2, 10}) {
+      SCOPED_TRACE(::testing::Message() << describe(options) << ", " << tokens << " tokens");
+      Side sides[2];
+      for (Side& side : sides) {
+        const bool first = &side == sides;
+        const LayerConfig config = first ? make_config(2048, 768, 16, 8) : make_config(1024, 2880, 8, 4);
+        side.layer = make_layer(config, kKinds[0]);
+        side.moe = std::make_unique<MoeLayer>(side.layer->weights, options);
+        side.workspace = std::make_unique<PoisonedWorkspace>(*side.moe, tokens, 0xFF);
+        for (std::uint64_t turn = 0; turn < kPasses; ++turn) {
+          const Input input = few_input(config, tokens, turn);
+          side.want.push_back(few_by_steps(*side.moe, input));
+          side.passes.push_back(std::make_unique<Operands>(*side.moe, tokens));
+          side.passes.back()->set(input);
+        }
+        side.graph = std::make_unique<Graph>(side.stream.get(), [&] {
+          for (const auto& pass : side.passes)
+            pass->enqueue(*side.moe, side.workspace->span(), side.stream.get());
+        });
       }
-      side.graph = std::make_unique<Graph>(side.stream.get(), [&] {
-        for (const auto& pass : side.passes)
-          pass->enqueue(*side.moe, side.workspace->span(), side.stream.get());
-      });
-    }
-    cuda_check(cudaDeviceSynchronize(), "testing");
-    constexpr int kReplays = 100;
-    for (int replay = 0; replay < kReplays; ++replay) {
-      for (const Side& side : sides) side.graph->launch();
-    }
-    for (Side& side : sides) {
-      side.stream.synchronize();
-      for (std::size_t i = 0; i < kPasses; ++i) {
-        Outcome want = side.want[i];
-        want.saturated *= kReplays;  // a graph's passes add up
-        expect_same(side.passes[i]->outcome(), want);
+      cuda_check(cudaDeviceSynchronize(), "testing");
+      constexpr int kReplays = 100;
+      for (int replay = 0; replay < kReplays; ++replay) {
+        for (const Side& side : sides) side.graph->launch();
       }
-      side.workspace->check_guard();
+      for (Side& side : sides) {
+        side.stream.synchronize();
+        for (std::size_t i = 0; i < kPasses; ++i) {
+          Outcome want = side.want[i];
+          want.saturated *= kReplays;  // a graph's passes add up
+          expect_same(side.passes[i]->outcome(), want);
+        }
+        side.workspace->check_guard();
+      }
+      if (HasFailure()) return;
     }
-    if (HasFailure()) return;
-  }
 }
 
 TEST_F(PassTest, IdsOutOfRangeAreReportedAndLeftOut) {

@@ -43,7 +43,8 @@ __device__ inline void wait_for_previous_kernel() {
   cudaGridDependencySynchronize();
 #endif
 }
-// A CTA's part of it: one of its threads is enough.
+// The next kernel begins once every CTA has called this, or ended; one thread of a CTA is enough. Of what
+// came before this kernel it promises as much as this CTA has waited for.
 __device__ inline void let_next_kernel_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();

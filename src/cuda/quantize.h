@@ -59,9 +59,9 @@ struct Nvfp4Out {
   bf16* values = nullptr;
   const std::int32_t* slot_to_row = nullptr;
   int copies = 1;
-  // Not null: grows by one for each row once that is there, so that the next kernel, which may begin at once,
-  // need not wait for all. The kernel ahead waits for the one before it (await_previous_kernel) and touches
-  // nothing of this one's, which waits for it at its end alone.
+  // Not null: grows by one for each row once that is there, and the next kernel may begin at once. The kernel
+  // ahead waits for the one before it (await_previous_kernel) and touches nothing that this one reads or
+  // writes but this counter, before it lets this one begin, which waits for it at its end alone.
   std::uint32_t* rows_done = nullptr;
 };
 

@@ -545,6 +545,14 @@ TEST_F(QuantizeTest, RowsOfPairs) {
   cuda_check(quantize(view, nullptr, rows, cols, TensorScales::kOfExpert, out, nullptr), "testing quantize");
   const auto got = result.download();
   EXPECT_EQ(done.download()[0], 100u + static_cast<std::uint32_t>(rows));
+  EXPECT_TRUE(same_bytes(got.tensor_scales, DeviceOut(rows, cols, 0xFF, {}).download().tensor_scales));
+  // Decoded, and nobody keeps the tensor scales.
+  const Output<bf16> values(rows * cols, 0xFF);
+  Nvfp4Out decoded = out;
+  decoded.tensor_scales = nullptr, decoded.values = values.data();
+  cuda_check(quantize(view, nullptr, rows, cols, TensorScales::kOfExpert, decoded, nullptr),
+             "testing quantize");
+  const std::vector<bf16> got_values = values.download();
   auto want = got;
   want.saturated = 0;
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -558,6 +566,15 @@ TEST_F(QuantizeTest, RowsOfPairs) {
     std::copy(one.codes.begin(), one.codes.end(), codes);
     std::copy(one.scales.begin(), one.scales.end(), block_scales);
     want.saturated += one.saturated;
+    for (std::int64_t i = 0; i < cols; ++i) {
+      const int code = one.codes[size(i / 2)] >> (i % 2 * 4) & 15;
+      const float value =
+          decode_e2m1(static_cast<std::uint8_t>(code)) * decode_e4m3(one.scales[size(i / 16)]);
+      const bf16 decoded_value = got_values[size(r * cols + i)];
+      ASSERT_TRUE(to_float(decoded_value) == value ||
+                  (std::isnan(value) && std::isnan(to_float(decoded_value))))
+          << "row " << r << ", column " << i;
+    }
   }
   expect_same(got, want);
   out.pairs = {};

@@ -32,8 +32,8 @@ struct SortParams {
   // An id that is neither -1 nor an expert's is left out, and the first such pair, token * top_k + slot, put
   // here; whoever made it kNoBadId before can read it whenever the stream has got there. May be null.
   unsigned long long* bad_id = nullptr;
-  // For at most kOnePartPairs pairs, and both may be null. `counters` become 0 before the next kernel of the
-  // stream begins, even one that does not wait for this one.
+  // Counters and tiles are for at most kOnePartPairs pairs, and may be null. `counters` become 0 before the
+  // next kernel of the stream begins, even one that does not wait for this one.
   std::uint32_t* counters = nullptr;
   int num_counters = 0;
   // Each expert's rows in tiles of at most `tile_rows`, lower experts and rows first.

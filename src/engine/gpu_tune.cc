@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/check.h"
 #include "cuda/sm90/tile_times.h"
 #include "engine/tune.h"
@@ -13,6 +15,9 @@ LayerGemm gemm_of(const TunedGemm& gemm) { return gemm.first ? LayerGemm::kFirst
 
 }  // namespace
 
+// Of few rows a pass runs both GEMMs in one launch where both have kFewTile: which pays for both, or for
+// none. So the others are timed beside a partner without it; and where the pair is the fastest of all, its
+// time is what both have.
 std::vector<TunedGemm> tune_gemms(LayerBench& layer, std::int64_t tokens) {
   const auto time = [&](const TileChoice& first, const TileChoice& second) {
     const sm90::ForcedTiles forced(first, second);
@@ -21,8 +26,12 @@ std::vector<TunedGemm> tune_gemms(LayerBench& layer, std::int64_t tokens) {
   const LayerConfig& config = layer.config();
   const sm90::OperandType type = sm90::operand_type(layer.activations());
   const std::int64_t rows = checked_mul(tokens, config.top_k);
-  const TileChoice usual = sm90::choose_tile(type, rows, static_cast<int>(config.num_experts));
-  const BenchResult result = time(usual, usual);
+  const int experts = static_cast<int>(config.num_experts);
+  const TileChoice usual = sm90::choose_tile(type, rows, experts),
+                   partner = sm90::choose_larger_tile(type, rows, experts);
+  const BenchResult result = time(partner, partner);
+  const double partner_seconds = result.median_seconds();
+  double fastest = partner_seconds;
   std::vector<TunedGemm> gemms;
   for (const bool first : {true, false}) {
     TunedGemm& gemm = gemms.emplace_back();
@@ -32,11 +41,20 @@ std::vector<TunedGemm> tune_gemms(LayerBench& layer, std::int64_t tokens) {
     gemm.first = first;
     gemm.tokens = tokens;
     gemm.rows = rows;
-    gemm.tiles.push_back({usual.tokens, usual.row_tiles, result.median_seconds()});
     for (const TileChoice& tile : sm90::all_tiles(type)) {
-      if (tile == usual) continue;
-      const BenchResult other = first ? time(tile, usual) : time(usual, tile);
-      gemm.tiles.push_back({tile.tokens, tile.row_tiles, other.median_seconds()});
+      const double seconds = tile == partner ? partner_seconds
+                             : first         ? time(tile, partner).median_seconds()
+                                             : time(partner, tile).median_seconds();
+      gemm.tiles.insert(tile == usual ? gemm.tiles.begin() : gemm.tiles.end(),
+                        TileTime{tile.tokens, tile.row_tiles, seconds});
+      fastest = std::min(fastest, seconds);
+    }
+  }
+  if (type != sm90::OperandType::kBf16 || rows > sm90::kFewRows) return gemms;
+  const double few = time(sm90::kFewTile, sm90::kFewTile).median_seconds();
+  for (TunedGemm& gemm : gemms) {
+    for (TileTime& tile : gemm.tiles) {
+      if (TileChoice{tile.tokens, tile.row_tiles} == sm90::kFewTile && few < fastest) tile.seconds = few;
     }
   }
   return gemms;

@@ -1,5 +1,5 @@
-// few_rows.cuh: both GEMMs of a layer in one kernel, for so few rows that reading the weights is all that
-// takes time.
+// few_rows.cuh: both GEMMs of a layer in one kernel, for so few rows that reading and decoding the weights is
+// what takes time.
 //
 // A piece of work is 64 weight rows, of either GEMM, for up to eight rows of one expert. CTAs take pieces by
 // a ticket, those of the first GEMM before those of the second, so that one who waits for h waits for CTAs
@@ -77,7 +77,8 @@ struct alignas(16) FewPiece {
   cuda::RowTile rows;
 };
 
-inline constexpr int kNextTicket = 0;   // the counters: the next piece, kFewTokensDone,
+// The counters; another one is kFewTokensDone.
+inline constexpr int kNextTicket = 0;   // the next piece,
 inline constexpr int kFirstDone = 2;    // and for each group of tiles of y's columns how many are there
 inline constexpr int kFirstReady = 64;  // and for each row tile how many pieces of h have been written
 inline constexpr int kGroups = kFirstReady - kFirstDone;
@@ -89,8 +90,8 @@ struct alignas(1024) FewStorage {
   // Accumulators in passing.
   alignas(16) float sums[kFinishers][FewConfig::kSplit][FewConfig::kPassTokens][FewConfig::kPitch];
   alignas(16) FewPiece pieces[kPieces];
-  // As the sort makes them.
   int num_row_tiles;
+  // Of pairs that are sorted here, as the sort makes them.
   cuda::RowTile row_tiles[kWarpPairs];
   std::int32_t row_to_pair[kWarpPairs];
   std::uint64_t full[FewConfig::kStages], empty[FewConfig::kStages];
@@ -133,6 +134,7 @@ __device__ inline FewPiece next_piece(StageRing& ring, FewStorage& s) {
   ptx::mbarrier_wait(&s.piece_full[ring.index], ring.parity);
   FewPiece piece = s.pieces[ring.index];
   piece.gemm = uniform(piece.gemm), piece.chunks = uniform(piece.chunks);
+  __syncwarp();  // all have read it
   if (ptx::elect_one()) ptx::mbarrier_arrive(&s.piece_empty[ring.index]);
   ring.advance<kPieces>();
   return piece;
@@ -222,8 +224,11 @@ __device__ inline int source_of(int row, const FewParams& p, const FewStorage& s
 // 128 bytes takes longer than a stage's weights do.
 __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage& s) {
   constexpr int kChunks = FewConfig::kStageChunks;
-  if (p.row_tiles != nullptr) cuda::await_previous_kernel();
-  while (p.awaited_tokens > 0 && ptx::load_acquire(&p.counters[kFewTokensDone]) < p.awaited_tokens) {
+  if (p.row_tiles != nullptr) {
+    cuda::await_previous_kernel();  // and so for tokens, too
+  } else {
+    while (p.awaited_tokens > 0 && ptx::load_acquire(&p.counters[kFewTokensDone]) < p.awaited_tokens) {
+    }
   }
   StageRing ring, pieces;
   for (;;) {
@@ -393,18 +398,10 @@ __global__ void __launch_bounds__(kFewThreads, 1)
     produce_weights(ticket, p, s);
     return;
   }
-  // A tile's unused rows are never written. What comes of them is not used, but NaN would take the way of
-  // what hardly ever happens.
-  if (warp < kConsumerWarps) {
-    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(s.tokens) / 16);
-         i += FewConfig::kConsumerThreads) {
-      reinterpret_cast<uint4*>(s.tokens)[i] = {};
-    }
-    ptx::fence_async_proxy();
-  }
   sync<kFewThreads>(kSetUp);
 
-  // The other roles.
+  // The other roles. A tile's unused rows of tokens are never written, and nothing is made of what comes of
+  // them.
   if (warp < kConsumerWarps) {
     consume(s);
   } else if (warp <= kConsumerWarps + kTokenWarps) {

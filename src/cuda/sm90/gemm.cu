@@ -205,13 +205,14 @@ cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream) {
                           (in->tokens.format == ActivationFormat::kNvfp4 && in->decoded);
     if (!valid(*in) || !readable || in->max_rows > kFewRows) return cudaErrorInvalidValue;
   }
-  const bool combines = call.combine.y != nullptr && first.max_rows <= kWarpPairs,
-             sorted = call.row_tiles != nullptr && call.num_row_tiles != nullptr;
-  if ((combines && call.combine.shared != nullptr) || (!sorted && first.max_rows > kWarpPairs))
+  const bool combines = call.combine.y != nullptr, sorts = first.max_rows <= kWarpPairs,
+             sorted = call.row_tiles != nullptr && call.num_row_tiles != nullptr &&
+                      call.row_to_token != nullptr && call.row_to_slot != nullptr;
+  if ((combines && (!sorts || call.combine.shared != nullptr)) || (!sorts && !sorted) || call.top_k < 1)
     return cudaErrorInvalidValue;
   if (first.max_rows == 0) return cudaSuccess;
   FewParams params{};
-  if (first.max_rows > kWarpPairs) {
+  if (!sorts) {
     params.row_tiles = call.row_tiles;
     params.num_row_tiles = call.num_row_tiles;
     params.row_to_token = call.row_to_token;

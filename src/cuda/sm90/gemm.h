@@ -106,16 +106,16 @@ inline constexpr int kFewRows = cuda::kOnePartPairs;
 constexpr int few_counters(std::int64_t rows) { return 64 + static_cast<int>(rows); }
 inline constexpr int kFewTokensDone = 1;  // of the counters
 inline constexpr int kWarpPairs = 32;
-inline constexpr int kFewMean = 5;  // rows of an expert
 struct FewGemms {
-  // BF16 tokens, or NVFP4 ones decoded, which the kernel ahead may still be writing (counters[kFewTokensDone]
-  // are there): a row for each token or, with `by_pair`, for each pair. `gather` says where rows in expert
-  // order have their tensor scales; the offsets and the workspace are not needed.
+  // BF16 tokens, or NVFP4 ones decoded, which the kernel ahead may still be writing: until
+  // counters[kFewTokensDone] says that all are there this one waits. A row for each token or, with `by_pair`,
+  // for each pair. `gather` says where rows in expert order have their tensor scales; the offsets and the
+  // workspace are not needed.
   Gemm1 first;
   bool by_pair = false;
   Gemm2 second;  // its tokens are what the first one writes, decoded
-  // The pairs that become rows. The kernel ahead waits for the one before it and writes neither these nor
-  // weights, nor BF16 tokens.
+  // The pairs that become rows. They, weights and BF16 tokens are older than the sort, and counters 0 before
+  // it lets others begin: this kernel may begin while the sort still runs.
   const std::int32_t* ids = nullptr;       // [tokens, top_k]; out of range: no row
   const float* routing_weights = nullptr;  // [tokens, top_k]; 0: no row
   int top_k = 0;
@@ -124,24 +124,35 @@ struct FewGemms {
   const std::int32_t* num_row_tiles = nullptr;
   const std::int32_t* row_to_token = nullptr;
   const std::int32_t* row_to_slot = nullptr;
-  // 0 before this kernel begins, even one that does not wait for the kernel ahead.
   std::uint32_t* counters = nullptr;  // [few_counters(rows)]
-  // Of at most kWarpPairs pairs what combine() makes of the second GEMM's result; nothing shared. Else, and
-  // where y is null: nothing.
+  // What combine() makes of the second GEMM's result; nothing shared, at most kWarpPairs pairs. y null:
+  // nothing.
   cuda::CombineParams combine;
 };
 cudaError_t few_gemms(const FewGemms& call, cudaStream_t stream);
 
-// The tile for a problem: a pure function of its size.
-// Few rows in all: small pieces of weights, so that no SM waits long for the last one. Else a narrow tile
-// that is wide enough for most experts, whose rows scatter around their mean by its square root: one row too
-// many decodes the weights again. Where none is, wide ones, and the widest where the next narrower would take
-// two.
-constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
-  const std::int64_t busy = rows < experts ? rows : experts;  // experts that have rows, if they spread
-  const std::int64_t mean = busy == 0 ? 0 : (rows + busy - 1) / busy;
-  if (type == OperandType::kBf16 && (rows <= 16 || (rows <= kFewRows && mean <= kFewMean))) return kFewTile;
-  if (rows <= 16) return {8, 4};
+// Rows of an expert, if they spread evenly over as many as can have some.
+constexpr std::int64_t mean_rows(std::int64_t rows, int experts) {
+  const std::int64_t busy = rows < experts ? rows : experts;
+  return busy == 0 ? 0 : (rows + busy - 1) / busy;
+}
+
+// Where kFewTile is taken: one launch for both GEMMs wins up to some rows an expert, five by measurements of
+// three models; beyond, tiles of eight rows decode weights twice too often. With kFewestRows in all it does
+// anyway, for larger pieces of weights leave SMs without any. A pass that cannot have one launch (a dynamic
+// scale of h, the other forms of h) takes this tile all the same, so that the bits are the same.
+inline constexpr int kFewestRows = 16, kFewMean = 5;
+constexpr bool are_few(OperandType type, std::int64_t rows, int experts) {
+  return type == OperandType::kBf16 &&
+         (rows <= kFewestRows || (rows <= kFewRows && mean_rows(rows, experts) <= kFewMean));
+}
+
+// A tile for more rows: a narrow one that is wide enough for most experts, whose rows scatter around their
+// mean by its square root: one row too many decodes the weights again. Where none is, wide ones, and the
+// widest where the next narrower would take two.
+constexpr TileChoice choose_larger_tile(OperandType type, std::int64_t rows, int experts) {
+  const std::int64_t mean = mean_rows(rows, experts);
+  if (rows <= kFewestRows) return {8, 4};
   std::int64_t root = 1;
   while (root * root < mean) ++root;
   const std::int64_t most = mean + (mean <= 32 ? 2 * root : root * 6 / 5);
@@ -149,6 +160,11 @@ constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int expert
                     : mean <= wide_tile(type) ? wide_tile(type)
                                               : widest_tile(type);
   return {width, row_tiles_of(type, width)};
+}
+
+// The tile for a problem: a pure function of its size.
+constexpr TileChoice choose_tile(OperandType type, std::int64_t rows, int experts) {
+  return are_few(type, rows, experts) ? kFewTile : choose_larger_tile(type, rows, experts);
 }
 
 // Every tile there is.

@@ -1,7 +1,8 @@
 // hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row, six where there
 // are so many pairs that sorting takes two; a dynamic scale of h takes one or three more, for it is known
-// only when all of h is; a shared expert takes three. Few rows take two or, where x is quantised, three, and
-// one more where there are more of them than a warp has lanes.
+// only when all of h is; one of x two more; a shared expert takes three. Few rows take two or, where x is
+// quantised, three; and one more, to combine, where there are more pairs than a warp has lanes or a shared
+// expert.
 #include "cuda/sm90/hopper_pass.h"
 
 #include <algorithm>
@@ -78,8 +79,11 @@ HopperPass::Buffers HopperPass::lay_out(std::int64_t tokens, std::byte* base) co
     // The tensor cores take BF16: NVFP4 rows are written decoded. The second GEMM's result is not there when
     // x is, half its size, but where both GEMMs run in one launch. Room for many tokens must do for few.
     b.h.values = arena.take<bf16>(pairs, config.intermediate);
-    auto* few_x = arena.take<bf16>(std::min<std::int64_t>(pairs, kFewRows), config.hidden);
-    b.x.values = b.few ? few_x : reinterpret_cast<bf16*>(b.expert_out);
+    b.x.values = reinterpret_cast<bf16*>(b.expert_out);
+    if (options_.h_fused()) {
+      auto* few_x = arena.take<bf16>(std::min<std::int64_t>(pairs, kFewRows), config.hidden);
+      if (b.few) b.x.values = few_x;
+    }
   }
   if (layer_.shared() != nullptr) {
     const std::int64_t cols = layer_.shared()->config().intermediate;

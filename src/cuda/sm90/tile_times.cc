@@ -99,6 +99,10 @@ TileChoice TileTimes::choose(const GemmProblem& problem) const {
   GemmProblem measured = at->first;
   measured.rows = problem.rows;
   if (measured != problem) return usual;
+  // Few rows, whose GEMMs run in one launch, and more of them do not speak for each other.
+  const TileChoice usual_there =
+      choose_tile(operand_type(problem.activations), at->first.rows, static_cast<int>(problem.experts));
+  if ((usual == kFewTile) != (usual_there == kFewTile)) return usual;
   const auto& times = at->second;
   const auto fastest = std::min_element(times.begin(), times.end(),
                                         [](const auto& a, const auto& b) { return a.second < b.second; });

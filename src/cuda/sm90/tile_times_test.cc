@@ -18,8 +18,8 @@ constexpr GemmProblem kProblem = {.activations = ActivationFormat::kNvfp4,
                                   .weight_rows = 4096,
                                   .cols = 4096,
                                   .experts = 256,
-                                  .rows = 384};
-constexpr TileChoice kUsual = choose_tile(OperandType::kBf16, 384, 256), kOther{40, 4};
+                                  .rows = 2560};
+constexpr TileChoice kUsual = choose_tile(OperandType::kBf16, 2560, 256), kOther{40, 4};
 static_assert(kUsual != kOther);
 
 TileChoice chosen(double usual_us, double other_us, const GemmProblem& problem = kProblem) {
@@ -45,21 +45,33 @@ TEST(TileTimesTest, AMeasurementSpeaksForHalfAsManyRowsToItsOwn) {
     problem.rows = rows;
     return chosen(100, 50, problem) == kOther;
   };
-  EXPECT_TRUE(with_rows(384));
-  EXPECT_TRUE(with_rows(193));
-  EXPECT_FALSE(with_rows(192));
-  EXPECT_FALSE(with_rows(385));
+  EXPECT_TRUE(with_rows(2560));
+  EXPECT_TRUE(with_rows(1281));
+  EXPECT_FALSE(with_rows(1280));
+  EXPECT_FALSE(with_rows(2561));
   EXPECT_FALSE(with_rows(0));
   // The next larger one.
   TileTimes times;
   GemmProblem problem = kProblem;
   times.add(problem, {24, 4}, 1);
-  problem.rows = 300;
+  problem.rows = 2000;
   times.add(problem, {32, 4}, 1);
   EXPECT_EQ(times.choose(kProblem), (TileChoice{24, 4}));
   EXPECT_EQ(times.choose(problem), (TileChoice{32, 4}));
-  problem.rows = 301;
+  problem.rows = 2001;
   EXPECT_EQ(times.choose(problem), (TileChoice{24, 4}));
+}
+
+TEST(TileTimesTest, FewRowsAndMoreOfThemDoNotSpeakForEachOther) {
+  GemmProblem few = kProblem, more = kProblem;
+  few.rows = 1020, more.rows = 1152;
+  TileTimes times;
+  times.add(more, kOther, 1);
+  EXPECT_EQ(times.choose(more), kOther);
+  EXPECT_EQ(times.choose(few), kFewTile);
+  times.add(few, {16, 4}, 1);
+  few.rows = 600;
+  EXPECT_EQ(times.choose(few), (TileChoice{16, 4}));
 }
 
 TEST(TileTimesTest, OtherProblemsKeepTheirTile) {
@@ -94,7 +106,7 @@ TEST(TileTimesTest, TextComesBack) {
     }
   }
   const std::string text = times.text();
-  EXPECT_NE(text.find("\nnvfp4 first 4096 4096 256 384 16x4 1231.25\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\nnvfp4 first 4096 4096 256 2560 16x4 1231.25\n"), std::string::npos) << text;
   const TileTimes parsed = TileTimes::parse("\n# a comment\n \n" + text, "test");
   EXPECT_EQ(parsed.text(), text);
   EXPECT_EQ(parsed.choose(kProblem), (TileChoice{8, 1}));
@@ -138,7 +150,7 @@ TEST(TileTimesTest, TheEnvironmentNamesAFile) {
   }
   const ForcedVariable forced("MEGAMOE_TILES", path.string());
   EXPECT_THROW(TileTimes::of_environment(), Error);
-  write_file_atomically(path, "nvfp4 first 4096 4096 256 384 40x4 1\n");
+  write_file_atomically(path, "nvfp4 first 4096 4096 256 2560 40x4 1\n");
   EXPECT_EQ(TileTimes::of_environment().choose(kProblem), kOther);
   write_file_atomically(path, "nvfp4 first\n");
   try {
