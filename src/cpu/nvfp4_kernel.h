@@ -1,5 +1,5 @@
 // nvfp4_kernel.h: the NVFP4 kernel for x86, written once over a vector type; nvfp4_<set>.cc compiles it for
-// one instruction set. All of it has internal linkage.
+// one instruction set. All of it has internal linkage. nvfp4_avx2.cc has a kernel of its own.
 //
 // Weights become w + 12 (w a doubled code, 0 .. 24 then), because the byte products of x86 take an unsigned
 // and a signed factor; sum (w + 12) * x  -  12 * sum x  is the dot product. x is expanded once for all
