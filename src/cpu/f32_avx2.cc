@@ -41,6 +41,11 @@ struct F32Avx2 : Ymm {
   static Floats accumulate(Floats acc, Ints w, Ints x) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_castsi256_ps(x), acc);
   }
+  // The compiler would leave some of many sums in the register of x, and move them back in the end.
+  static Floats accumulate_here(Floats acc, Ints w, Ints x) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+    return acc;
+  }
 };
 
 }  // namespace

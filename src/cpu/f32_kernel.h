@@ -18,6 +18,7 @@
 //   step_of_bf16           likewise, of BF16
 //   words_of_bf16, words_of_e4m3  16 columns of x
 //   accumulate(acc, w, x)  acc + w * x
+//   accumulate_here        perhaps: likewise, for more than kFew rows
 //   load_ints, store_ints
 #pragma once
 
@@ -141,6 +142,15 @@ void expand(const F32Slab& slab, std::int64_t first_block, std::int64_t blocks, 
   }
 }
 
+template <class V, int kRows>
+typename V::Floats accumulate(typename V::Floats acc, typename V::Ints w, typename V::Ints x) {
+  if constexpr (kRows > V::kFew && requires { V::accumulate_here(acc, w, x); }) {
+    return V::accumulate_here(acc, w, x);
+  } else {
+    return V::accumulate(acc, w, x);
+  }
+}
+
 // kSpans spans, side by side, of kVectors vectors of a panel, or of some that stand together, from row
 // `lane` on, times kRows rows of x from row `first` on; adds to sums [panels, x.rows, 16]. All spans have
 // `blocks` blocks.
@@ -179,7 +189,7 @@ void multiply_spans(const Source& source, std::int64_t blocks, std::int64_t lane
           for (int i = 0; i < kRows; ++i) {
             const typename V::Ints value = V::broadcast(words[(g * x.rows + i) * kRowWords + step]);
 #pragma GCC unroll 64
-            for (int v = 0; v < kVectors; ++v) acc[g][i][v] = V::accumulate(acc[g][i][v], w[v], value);
+            for (int v = 0; v < kVectors; ++v) acc[g][i][v] = accumulate<V, kRows>(acc[g][i][v], w[v], value);
           }
         }
       }
