@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct BenchArguments {
   std::vector<std::string> models = {"qwen3-30b-a3b"};
   std::vector<std::string> activations = {"bf16", "nvfp4"};
   std::vector<std::int64_t> tokens;
@@ -98,7 +98,7 @@ void add_once(std::vector<T>& values, T value) {
   if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(std::move(value));
 }
 
-BenchOptions bench_options(const Options& options) {
+BenchOptions bench_options(const BenchArguments& options) {
   BenchOptions out;
   for (const std::string& name : options.models) add_once(out.models, model_name(name));
   for (const std::string& name : options.activations)
@@ -159,7 +159,7 @@ const char* floor_of(const BenchReport& report, const BenchResult& result) {
   return report.compute_seconds(result) > report.memory_seconds(result) ? "compute" : "memory";
 }
 
-std::string to_text(const BenchReport& report, const Options& options) {
+std::string to_text(const BenchReport& report, const BenchArguments& options) {
   double flops = 0, payload = 0;
   bool rates = false;  // measured along with the passes
   for (const BenchResult& r : report.results) {
@@ -242,7 +242,7 @@ std::string to_text(const BenchReport& report, const Options& options) {
   return text;
 }
 
-json to_json(const BenchReport& report, const Options& options) {
+json to_json(const BenchReport& report, const BenchArguments& options) {
   json out = {
       {"backend", report.backend},
       {"device", report.machine.device},
@@ -293,7 +293,7 @@ json to_json(const BenchReport& report, const Options& options) {
   return out;
 }
 
-std::string to_svg(const BenchReport& report, const Options& options) {
+std::string to_svg(const BenchReport& report, const BenchArguments& options) {
   std::vector<PlotPanel> panels;
   for (const Group& group : by_model(report)) {
     PlotPanel& panel = panels.emplace_back();
@@ -316,7 +316,7 @@ std::string to_svg(const BenchReport& report, const Options& options) {
 
 std::string tile_text(const TileTime& tile) { return fmt::format("{}x{}", tile.tokens, tile.row_tiles); }
 
-std::string to_text(const TuneReport& report, const Options& options) {
+std::string to_text(const TuneReport& report, const BenchArguments& options) {
   std::string text =
       fmt::format("tiles on {}, routing {}: tokens x times 64 weight rows, median times of a whole layer\n",
                   one_line(report.device), options.routing);
@@ -340,7 +340,7 @@ std::string to_text(const TuneReport& report, const Options& options) {
          fmt::format("wrote {0}; layers use it where MEGAMOE_TILES={0} is set\n", one_line(options.tune));
 }
 
-json to_json(const TuneReport& report, const Options& options) {
+json to_json(const TuneReport& report, const BenchArguments& options) {
   json out = {{"device", report.device},
               {"routing", options.routing},
               {"sustained", options.sustained},
@@ -371,7 +371,7 @@ class Status {
   }
 };
 
-int run_tune(const Options& options) {
+int run_tune(const BenchArguments& options) {
   if (!options.svg.empty()) fail(ErrorCode::kInvalidArgument, "--tune draws nothing: leave --svg away");
   check_writable(options.tune);
   TuneReport report;
@@ -390,7 +390,7 @@ int run_tune(const Options& options) {
   return 0;
 }
 
-int run(const Options& options) {
+int run(const BenchArguments& options) {
   if (options.list) return list(options.json);
   if (!options.tune.empty()) return run_tune(options);
   const BenchOptions wanted = bench_options(options);
@@ -412,7 +412,7 @@ int run(const Options& options) {
 }  // namespace
 
 std::function<int()> add_bench(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<BenchArguments>();
   app.add_option("--model", options->models, "models by name, see --list (default qwen3-30b-a3b)")
       ->delimiter(',');
   app.add_flag("--list", options->list, "list the models and stop");

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct CalibrateArguments {
   std::string checkpoint, fused_layout;
   std::vector<std::string> activations;
   std::string output;
@@ -33,7 +33,7 @@ struct Row {
 };
 
 Row calibrate_layer(const ModelIndex& model, int number, const std::vector<RecordedActivations>& files,
-                    const Options& options) {
+                    const CalibrateArguments& options) {
   MoeLayer layer(load_layer(model, find_layer(model, number)),
                  {.backend = options.backend, .x_scale = {}, .h_scale = {}});
   Calibration calibration(layer);
@@ -59,7 +59,7 @@ std::string range_text(const std::vector<ExpertInputScales>& experts, InputScale
   return fmt::format("{:.3g} to {:.3g}", least, most);
 }
 
-int run(const Options& options) {
+int run(const CalibrateArguments& options) {
   const ModelIndex model = index_model(Checkpoint::open(options.checkpoint), {options.fused_layout});
   std::vector<RecordedActivations> files;
   for (const std::string& file : options.activations) files.emplace_back(file);
@@ -108,7 +108,7 @@ int run(const Options& options) {
 }  // namespace
 
 std::function<int()> add_calibrate(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CalibrateArguments>();
   app.add_option("CHECKPOINT", options->checkpoint, "a model's directory or one safetensors file")
       ->required();
   app.add_option("--activations", options->activations, "recorded activations, one or more safetensors files")

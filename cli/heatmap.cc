@@ -19,7 +19,7 @@ constexpr int kBestDb = kWorstDb + kShades - 2;
 
 // Light on dark and dark on light would each need a scale of its own; this one, from blue (good) over grey to
 // red (bad), reads on both. Exact matrices and ones that are not numbers have colours apart.
-constexpr const char* kStyle = R"(
+constexpr const char* kHeatmapStyle = R"(
 :root { color-scheme: light dark; --page: #ffffff; --text: #1c2126; --soft: #5b6570; --line: #d7dce1; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171a; --text: #e4e8ec; --soft: #98a2ad; --line: #343a41; } }
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 2.5rem auto; max-width: 72rem; padding: 0 1.5rem; }
@@ -132,7 +132,7 @@ std::string verification_page(const Verification& verification, const std::strin
       "content=\"width=device-width, initial-scale=1\">\n<title>Verification of "
       "{}</title>\n<style>{}</style></head><body>\n"
       "<h1>How much of the weights quantisation kept</h1>\n<p class=\"paths\">{} against {}</p>\n",
-      escape_markup(quantized), kStyle, escape_markup(quantized), escape_markup(source));
+      escape_markup(quantized), kHeatmapStyle, escape_markup(quantized), escape_markup(source));
   if (verification.mismatches.empty()) {
     page += "<p>Every matrix of the source is there in its shape.</p>\n";
   } else {

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct InspectArguments {
   std::string checkpoint, fused_layout;
   std::optional<int> layer;
   bool values = false;
@@ -75,7 +75,7 @@ json to_json(const LayerInspection& layer, bool with_experts) {
   return out;
 }
 
-json to_json(const Inspection& inspection, const Options& options) {
+json to_json(const Inspection& inspection, const InspectArguments& options) {
   json out = {{"checkpoint", options.checkpoint}, {"model_type", inspection.model_type},
               {"files", inspection.files},        {"tensors", inspection.tensors},
               {"bytes", inspection.bytes},        {"expert_bytes", inspection.expert_bytes},
@@ -145,7 +145,7 @@ std::string findings_text(const Inspection& inspection) {
   return table.text();
 }
 
-int run(const Options& options) {
+int run(const InspectArguments& options) {
   const ModelIndex model = index_model(Checkpoint::open(options.checkpoint), {options.fused_layout});
   const Inspection inspection = inspect(model, {.values = options.values, .layer = options.layer});
   if (options.json) {
@@ -168,7 +168,7 @@ int run(const Options& options) {
 }  // namespace
 
 std::function<int()> add_inspect(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<InspectArguments>();
   app.add_option("CHECKPOINT", options->checkpoint, "a model's directory or one safetensors file")
       ->required();
   app.add_option("--layer", options->layer, "only this layer, with a row for each matrix");

@@ -20,7 +20,7 @@ constexpr double kLabelSpace = 34;  // pixels between two labels of the lower ax
 constexpr const char* kColors[] = {"#1f6fb4", "#d9641e", "#2f8f5b", "#8a4fb0"};
 constexpr const char* kLimitColor = "#6b7580";
 
-constexpr const char* kStyle =
+constexpr const char* kPlotStyle =
     "text { font: 13px system-ui, sans-serif; fill: #3d454d; } .title { font-size: 17px; font-weight: 600; "
     "fill: #1c2126; } .soft { fill: #5b6570; font-size: 12px; } .grid { stroke: #e3e7eb; } .axis { stroke: "
     "#8b949d; } .line { fill: none; stroke-width: 2; }";
@@ -151,7 +151,7 @@ std::string plot_svg(const std::vector<PlotPanel>& panels, const std::string& x_
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
       "{1:.0f}\" role=\"img\">\n<style>{2}</style>\n<rect width=\"100%\" height=\"100%\" "
       "fill=\"#ffffff\"/>\n",
-      kWidth, height, kStyle);
+      kWidth, height, kPlotStyle);
   for (std::size_t i = 0; i < panels.size(); ++i) {
     svg += fmt::format("<g transform=\"translate(0 {:.0f})\">\n{}</g>\n",
                        kPanelHeight * static_cast<double>(i), draw_panel(panels[i], x_label, y_label));

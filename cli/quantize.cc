@@ -8,13 +8,13 @@
 namespace megamoe::cli {
 namespace {
 
-struct Options {
+struct QuantizeArguments {
   RewriteOptions common;
   QuantizeCheckpointOptions quantize;
   std::string layers;
 };
 
-int run(Options options) {
+int run(QuantizeArguments options) {
   options.quantize.format = options.common.family;
   options.quantize.gate_up_scale = options.common.gate_up_scale;
   options.quantize.fused_layout = options.common.fused_layout;
@@ -28,7 +28,7 @@ int run(Options options) {
 }  // namespace
 
 std::function<int()> add_quantize(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<QuantizeArguments>();
   add_rewrite_options(app, "--format", false, options->common);
   add_choice(
       app, "--activations", options->quantize.activations,

@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct RunArguments {
   std::string checkpoint, fused_layout;
   std::string activations;
   std::optional<int> layer;
@@ -39,7 +39,7 @@ struct Options {
   bool json = false;
 };
 
-MoeLayerOptions layer_options(const Options& options) {
+MoeLayerOptions layer_options(const RunArguments& options) {
   MoeLayerOptions out;
   out.backend = options.backend;
   out.activations = parse_activation_format(options.format);
@@ -165,7 +165,7 @@ void count_rows(const std::int64_t* offsets, Result& out) {
 }
 
 Result run_layer(const ModelIndex& model, const RecordedActivations& activations, int number,
-                 const Options& options) {
+                 const RunArguments& options) {
   LayerWeights weights = load_layer(model, find_layer(model, number));
   Result out;
   out.layer = number;
@@ -250,7 +250,7 @@ json to_json(const Result& result) {
   return out;
 }
 
-std::string results_text(const std::vector<Result>& results, const Options& options) {
+std::string results_text(const std::vector<Result>& results, const RunArguments& options) {
   const MoeLayerOptions& made = results[0].options;
   std::string text =
       fmt::format("backend {}, weights {}, activations {}", made.backend, results[0].weights, options.format);
@@ -286,7 +286,7 @@ std::string results_text(const std::vector<Result>& results, const Options& opti
 }
 
 // Everything has run by now, so a failing layer leaves no files of the others.
-void write_files(const std::vector<Result>& results, const Options& options) {
+void write_files(const std::vector<Result>& results, const RunArguments& options) {
   if (!options.dump.empty()) {
     std::error_code error;
     std::filesystem::create_directories(options.dump, error);
@@ -308,7 +308,7 @@ void write_files(const std::vector<Result>& results, const Options& options) {
   }
 }
 
-int run(const Options& options) {
+int run(const RunArguments& options) {
   if (options.repeat < 1)
     fail(ErrorCode::kInvalidArgument, "--repeat must be 1 or more, got {}", options.repeat);
   if (options.tokens && *options.tokens < 0) {
@@ -357,7 +357,7 @@ int run(const Options& options) {
 }  // namespace
 
 std::function<int()> add_run(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RunArguments>();
   app.add_option("CHECKPOINT", options->checkpoint, "a model's directory or one safetensors file")
       ->required();
   app.add_option("--activations", options->activations, "recorded activations, a safetensors file")

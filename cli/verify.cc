@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct VerifyArguments {
   std::string quantized, source, fused_layout, html;
   std::optional<double> min_snr;
   int worst = 5;
@@ -43,7 +43,7 @@ std::vector<Entry> by_snr(const Verification& verification) {
   return out;
 }
 
-bool misses(const MatrixVerification& matrix, const Options& options) {
+bool misses(const MatrixVerification& matrix, const VerifyArguments& options) {
   return options.min_snr && !(matrix.error.snr_db >= *options.min_snr);
 }
 
@@ -56,7 +56,7 @@ std::string place_text(const MatrixVerification& matrix) {
                      matrix.error.worst_at % matrix.cols);
 }
 
-json to_json(const Verification& verification, const Options& options, bool passed) {
+json to_json(const Verification& verification, const VerifyArguments& options, bool passed) {
   json out = {{"quantized", options.quantized},
               {"source", options.source},
               {"passed", passed},
@@ -92,7 +92,7 @@ json to_json(const Verification& verification, const Options& options, bool pass
   return out;
 }
 
-std::string to_text(const Verification& verification, const Options& options, std::int64_t missed) {
+std::string to_text(const Verification& verification, const VerifyArguments& options, std::int64_t missed) {
   Table layers({"layer", ">matrices", ">highest SNR", ">median SNR", ">lowest SNR", "of",
                 ">largest relative error", ">lowest cosine", ">added by FP8 folding"});
   for (const LayerSummary& layer : summarize(verification)) {
@@ -124,7 +124,7 @@ std::string to_text(const Verification& verification, const Options& options, st
   return text;
 }
 
-int run(const Options& options) {
+int run(const VerifyArguments& options) {
   const ModelIndex quantized = index_model(Checkpoint::open(options.quantized), {options.fused_layout});
   const ModelIndex source = index_model(Checkpoint::open(options.source), {options.fused_layout});
   Verification verification;
@@ -149,7 +149,7 @@ int run(const Options& options) {
 }  // namespace
 
 std::function<int()> add_verify(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<VerifyArguments>();
   app.add_option("QUANTIZED", options->quantized, "the quantised checkpoint")->required();
   app.add_option("SOURCE", options->source, "the checkpoint it was made from")->required();
   add_fused_layout(app, options->fused_layout);

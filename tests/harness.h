@@ -63,6 +63,9 @@ LayerConfig make_config(std::int64_t hidden, std::int64_t intermediate, std::int
 std::unique_ptr<TestLayer> random_layer(const LayerConfig& config, WeightFormat format, std::uint64_t seed,
                                         bool bias = false);
 
+// With it h stays within a few units in layers of random_layer: neither all saturated nor all zero.
+inline constexpr float kHScale = 0.002f;
+
 // Rows of activations that own their memory.
 struct Rows {
   Rows(ActivationFormat format, std::int64_t rows, std::int64_t cols, int poison);

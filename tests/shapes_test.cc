@@ -5,8 +5,6 @@
 namespace megamoe::testing {
 namespace {
 
-constexpr float kHScale = 0.002f;  // h stays within a few units here: neither all saturated nor all zero
-
 class Shapes : public Conformance {};
 MEGAMOE_FOR_EVERY_BACKEND(Shapes);
 

@@ -9,8 +9,6 @@
 namespace megamoe::testing {
 namespace {
 
-constexpr float kHScale = 0.002f;
-
 std::vector<L1Output> modes_of(ActivationFormat format) {
   if (format == ActivationFormat::kFp8) return {L1Output::kCompactBf16, L1Output::kFp8};
   if (format == ActivationFormat::kBf16) return {L1Output::kCompactBf16};

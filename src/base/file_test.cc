@@ -6,10 +6,10 @@
 
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <string>
 
 #include "base/check.h"
+#include "base/test_error.h"
 
 namespace megamoe {
 namespace {
@@ -25,15 +25,6 @@ class FileTest : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
   void put(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
-  static ErrorCode code_of(const std::function<void()>& action) {
-    try {
-      action();
-    } catch (const Error& error) {
-      return error.code();
-    }
-    ADD_FAILURE() << "expected an error";
-    return ErrorCode::kInternal;
-  }
   std::ptrdiff_t entries() const {
     return std::distance(fs::directory_iterator(dir_), fs::directory_iterator());
   }

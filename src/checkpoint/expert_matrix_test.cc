@@ -11,15 +11,7 @@ namespace {
 
 using namespace megamoe::testing;
 
-constexpr TestShape kSmall{3, 64, 32};
 const std::string kUp1 = "model.layers.0.mlp.experts.1.up_proj.";
-
-TestModel nvfp4_model(AddMatrix add = add_modelopt) {
-  TestModel m;
-  m.config = qwen_config(kSmall);
-  add_each(m, kSmall, "model.layers.0.mlp", kLongNames, add);
-  return m;
-}
 
 TEST(ExpertMatrix, NibbleOrder) {
   TestModel m;

@@ -405,15 +405,7 @@ TEST(ModelIndex, Fp8BlocksRowsAndTensors) {
 
 // ---- what is refused ----
 
-constexpr TestShape kSmall{4, 64, 32};
 const std::string kExpert2 = "model.layers.0.mlp.experts.2.";
-
-TestModel nvfp4_model() {
-  TestModel m;
-  m.config = qwen_config(kSmall);
-  add_each(m, kSmall, "model.layers.0.mlp", kLongNames, add_modelopt);
-  return m;
-}
 
 void expect_refused(const TestModel& m, const std::vector<std::string>& parts,
                     ErrorCode code = ErrorCode::kInvalidFile) {

@@ -16,13 +16,6 @@ constexpr std::size_t kMaxProgram = 4000;
 constexpr int kMaxDepth = 32;
 constexpr int kMaxRepeat = 100;
 
-struct Instruction {
-  enum Op { kSet, kSplit, kJump, kBegin, kEnd, kMatch } op;
-  CharSet set;  // kSet
-  int x = 0;    // kSplit, kJump
-  int y = 0;    // kSplit
-};
-
 struct Node {
   enum Kind { kEmpty, kSet, kBegin, kEnd, kConcat, kAlternate, kRepeat } kind = kEmpty;
   CharSet set;
@@ -177,6 +170,12 @@ class Parser {
 }  // namespace
 
 struct SafeRegex::Program {
+  struct Instruction {
+    enum Op { kSet, kSplit, kJump, kBegin, kEnd, kMatch } op;
+    CharSet set;  // kSet
+    int x = 0;    // kSplit, kJump
+    int y = 0;    // kSplit
+  };
   std::vector<Instruction> code;
 
   int next() const { return static_cast<int>(code.size()); }
@@ -240,7 +239,7 @@ std::shared_ptr<const SafeRegex> SafeRegex::compile(std::string_view pattern) {
     const std::shared_ptr<SafeRegex> regex(new SafeRegex);
     regex->program_ = std::make_unique<Program>();
     regex->program_->emit(Parser(pattern).parse());
-    regex->program_->emit(Instruction::kMatch);
+    regex->program_->emit(Program::Instruction::kMatch);
     return regex;
   } catch (const Refused&) {
     return nullptr;
@@ -248,6 +247,7 @@ std::shared_ptr<const SafeRegex> SafeRegex::compile(std::string_view pattern) {
 }
 
 bool SafeRegex::matches(std::string_view text) const {
+  using Instruction = Program::Instruction;
   const std::vector<Instruction>& code = program_->code;
   std::vector<int> now, then, stack;
   std::vector<std::size_t> seen(code.size(), text.size() + 1);  // the last position a state was entered at

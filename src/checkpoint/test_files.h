@@ -94,6 +94,10 @@ inline std::string read_bytes(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+inline nlohmann::json read_json(const std::filesystem::path& path) {
+  return nlohmann::json::parse(read_bytes(path));
+}
+
 inline void write_safetensors(const std::filesystem::path& path, const std::vector<TestTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {}) {
   write_bytes(path, safetensors_bytes(tensors, metadata));

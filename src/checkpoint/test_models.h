@@ -198,6 +198,15 @@ inline void add_deepseek_v4(TestModel& m, const TestShape& s, const std::string&
       tensor(name + ".scale", DType::kE8M0, {s.rows(p), s.cols(p) / 32}, exponents_matrix(s, e, p)));
 }
 
+inline constexpr TestShape kSmall{4, 64, 32};
+
+inline TestModel nvfp4_model(AddMatrix add = add_modelopt) {
+  TestModel m;
+  m.config = qwen_config(kSmall);
+  add_each(m, kSmall, "model.layers.0.mlp", kLongNames, add);
+  return m;
+}
+
 // [E, 2I, N] of gate and up from a matrix function, gate first or alternating; down: [E, H, N].
 template <class T, class Make>
 std::vector<T> fuse(const TestShape& s, bool down, bool alternate, Make make) {

@@ -93,13 +93,13 @@ struct RandomLayer {
 };
 
 // Rows of activations in a format, with memory of their own.
-struct Rows {
+struct OwnedRows {
   std::vector<bf16> values;
   Bytes codes, block_scales;
   std::vector<float> scales;
   ActivationRows view;
 
-  Rows(ActivationFormat format, std::int64_t rows, std::int64_t cols, std::int64_t row_stride = 0) {
+  OwnedRows(ActivationFormat format, std::int64_t rows, std::int64_t cols, std::int64_t row_stride = 0) {
     view = {.format = format, .rows = rows, .cols = cols, .row_stride = row_stride == 0 ? cols : row_stride};
     values.assign(static_cast<std::size_t>(rows * view.row_stride), bf16{0x7F7F});
     codes.assign(static_cast<std::size_t>(rows * cols), 0x7F);
@@ -107,7 +107,7 @@ struct Rows {
     scales.assign(static_cast<std::size_t>(rows * ((cols + 127) / 128)), 0.01f);
     point();
   }
-  Rows(const Rows& other)
+  OwnedRows(const OwnedRows& other)
       : values(other.values),
         codes(other.codes),
         block_scales(other.block_scales),
@@ -122,19 +122,19 @@ struct Rows {
     view.scales = scales.data();
   }
   // Any NaN equals any other: which of two a sum keeps is the compiler's choice.
-  bool operator==(const Rows& other) const {
+  bool operator==(const OwnedRows& other) const {
     const auto same = [](bf16 a, bf16 b) { return a == b || (is_nan(to_float(a)) && is_nan(to_float(b))); };
     return std::equal(values.begin(), values.end(), other.values.begin(), other.values.end(), same) &&
            codes == other.codes && block_scales == other.block_scales && scales == other.scales;
   }
 };
 
-Rows random_rows(std::mt19937& random, ActivationFormat format, std::int64_t rows, std::int64_t cols) {
+OwnedRows random_rows(std::mt19937& random, ActivationFormat format, std::int64_t rows, std::int64_t cols) {
   std::normal_distribution<float> normal;
-  Rows x(ActivationFormat::kBf16, rows, cols, cols + 8);
+  OwnedRows x(ActivationFormat::kBf16, rows, cols, cols + 8);
   for (bf16& v : x.values) v = to_bf16(normal(random));
   if (format == ActivationFormat::kBf16) return x;
-  Rows out(format, rows, cols);
+  OwnedRows out(format, rows, cols);
   if (format == ActivationFormat::kFp8) {
     ref_backend().quantize_fp8(x.view, out.view);
   } else {
@@ -197,21 +197,21 @@ TEST_P(CpuLayerKernels, Nvfp4HasTheBitsOfTheReference) {
       const auto cpu = cpu_backend().prepare(layer.weights), ref = ref_backend().prepare(layer.weights);
       Routed routed(layer.random, shape.counts);
       const std::int64_t rows = routed.offsets.back();
-      Rows x = random_rows(layer.random, ActivationFormat::kNvfp4, rows, shape.hidden);
+      OwnedRows x = random_rows(layer.random, ActivationFormat::kNvfp4, rows, shape.hidden);
       x.block_scales[0] = kE4M3NaN;  // a fault in one token
       const bool gathered = seed % 3 == 0;
 
       for (const L1Output mode : {L1Output::kNvfp4, L1Output::kCompactBf16, L1Output::kInterleavedBf16}) {
         const bool interleaved = mode == L1Output::kInterleavedBf16;
         if (interleaved && !activation.gated()) continue;
-        Rows h(mode == L1Output::kNvfp4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16, rows,
-               interleaved ? 2 * shape.intermediate : shape.intermediate);
-        Rows h_ref = h;
+        OwnedRows h(mode == L1Output::kNvfp4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16, rows,
+                    interleaved ? 2 * shape.intermediate : shape.intermediate);
+        OwnedRows h_ref = h;
         EXPECT_EQ(cpu->gemm1(x.view, gathered, routed.routing, mode, h.view),
                   ref->gemm1(x.view, gathered, routed.routing, mode, h_ref.view));
         EXPECT_TRUE(h == h_ref) << to_string(mode);
       }
-      const Rows h = random_rows(layer.random, ActivationFormat::kNvfp4, rows, shape.intermediate);
+      const OwnedRows h = random_rows(layer.random, ActivationFormat::kNvfp4, rows, shape.intermediate);
       std::vector<float> y(static_cast<std::size_t>(rows * shape.hidden)), y_ref(y);
       cpu->gemm2(h.view, routed.routing, y.data());
       ref->gemm2(h.view, routed.routing, y_ref.data());
@@ -252,7 +252,7 @@ void expect_gemm2_within_bound(WeightFormat weights, ActivationFormat format, co
   const auto cpu = cpu_backend().prepare(layer.weights), ref = ref_backend().prepare(layer.weights);
   Routed routed(layer.random, shape.counts);
   const std::int64_t rows = routed.offsets.back();
-  const Rows h = random_rows(layer.random, format, rows, shape.intermediate);
+  const OwnedRows h = random_rows(layer.random, format, rows, shape.intermediate);
   std::vector<float> y(static_cast<std::size_t>(rows * shape.hidden)), y_ref(y);
   cpu->gemm2(h.view, routed.routing, y.data());
   ref->gemm2(h.view, routed.routing, y_ref.data());
@@ -303,7 +303,7 @@ TEST_P(CpuLayerKernels, EveryFoldedOperandIsTheDefinitions) {
     down.scales = scales.data();
     down.tensor_scale = 1.0f;
     Routed routed(layer.random, {16});
-    Rows h(ActivationFormat::kFp8, 16, 16);
+    OwnedRows h(ActivationFormat::kFp8, 16, 16);
     std::fill(h.codes.begin(), h.codes.end(), std::uint8_t{0});
     std::fill(h.scales.begin(), h.scales.end(), 1.0f);
     for (std::size_t k = 0; k < 16; ++k) h.codes[k * 16 + k] = 0x38;
@@ -329,14 +329,14 @@ TEST_P(CpuLayerKernels, FusedAndUnfusedAgreeForAnyBatchAndThreadCount) {
     RandomLayer layer(77, hidden, intermediate, 1, kActivations[0], WeightFormat::kNvfp4, true);
     const auto cpu = cpu_backend().prepare(layer.weights);
     Routed routed(layer.random, {rows});
-    const Rows x = random_rows(layer.random, format, rows, hidden);
-    Rows compact(ActivationFormat::kBf16, rows, intermediate);
-    Rows interleaved(ActivationFormat::kBf16, rows, 2 * intermediate);
+    const OwnedRows x = random_rows(layer.random, format, rows, hidden);
+    OwnedRows compact(ActivationFormat::kBf16, rows, intermediate);
+    OwnedRows interleaved(ActivationFormat::kBf16, rows, 2 * intermediate);
     cpu->gemm1(x.view, false, routed.routing, L1Output::kCompactBf16, compact.view);
     cpu->gemm1(x.view, false, routed.routing, L1Output::kInterleavedBf16, interleaved.view);
 
-    Rows nvfp4(ActivationFormat::kNvfp4, rows, intermediate);
-    Rows nvfp4_compact = nvfp4, nvfp4_interleaved = nvfp4;
+    OwnedRows nvfp4(ActivationFormat::kNvfp4, rows, intermediate);
+    OwnedRows nvfp4_compact = nvfp4, nvfp4_interleaved = nvfp4;
     const std::int64_t saturated = cpu->gemm1(x.view, false, routed.routing, L1Output::kNvfp4, nvfp4.view);
     EXPECT_EQ(saturated, cpu_backend().quantize(compact.view, nullptr, nvfp4_compact.view));
     EXPECT_EQ(saturated, cpu_backend().deinterleave_quantize(interleaved.view, nvfp4_interleaved.view));
@@ -344,14 +344,14 @@ TEST_P(CpuLayerKernels, FusedAndUnfusedAgreeForAnyBatchAndThreadCount) {
     EXPECT_TRUE(nvfp4.codes == nvfp4_interleaved.codes);
     EXPECT_TRUE(nvfp4.block_scales == nvfp4_interleaved.block_scales);
 
-    Rows fp8(ActivationFormat::kFp8, rows, intermediate), fp8_compact = fp8;
+    OwnedRows fp8(ActivationFormat::kFp8, rows, intermediate), fp8_compact = fp8;
     cpu->gemm1(x.view, false, routed.routing, L1Output::kFp8, fp8.view);
     cpu_backend().quantize_fp8(compact.view, fp8_compact.view);
     EXPECT_TRUE(fp8.codes == fp8_compact.codes && fp8.scales == fp8_compact.scales);
 
     set_num_threads(1);
     for (const std::int64_t count : {1, 2, 3, 4, 5, 7, 9, 17, 64, 129}) {
-      Rows fewer(ActivationFormat::kBf16, rows, intermediate);
+      OwnedRows fewer(ActivationFormat::kBf16, rows, intermediate);
       std::int64_t offsets[] = {0, count};
       Routing part = routed.routing;
       part.offsets = offsets;
@@ -381,7 +381,7 @@ TEST(CpuLayer, SharedExpertIsWithinTheBoundOfTheReference) {
     w.down = layer.matrix(96, 80, WeightFormat::kBf16);
     if (gated) layer.weights.shared.gate = layer.bias(96);
     const std::int64_t tokens = 600;  // more than are done at a time
-    const Rows x = random_rows(layer.random, ActivationFormat::kBf16, tokens, 96);
+    const OwnedRows x = random_rows(layer.random, ActivationFormat::kBf16, tokens, 96);
     std::vector<float> y(static_cast<std::size_t>(tokens * 96)), y_ref(y);
     cpu_backend().prepare(layer.weights)->shared_expert(x.view, y.data());
     ref_backend().prepare(layer.weights)->shared_expert(x.view, y_ref.data());
@@ -400,8 +400,8 @@ TEST(CpuLayer, SharedExpertIsWithinTheBoundOfTheReference) {
 TEST(CpuLayer, RefusesWhatItCannotDo) {
   RandomLayer dense(3, 32, 32, 1, kActivations[0], WeightFormat::kBf16, false);
   Routed routed(dense.random, {2});
-  const Rows x = random_rows(dense.random, ActivationFormat::kNvfp4, 2, 32);
-  Rows h(ActivationFormat::kBf16, 2, 64);
+  const OwnedRows x = random_rows(dense.random, ActivationFormat::kNvfp4, 2, 32);
+  OwnedRows h(ActivationFormat::kBf16, 2, 64);
   try {
     cpu_backend()
         .prepare(dense.weights)

@@ -27,13 +27,13 @@ struct Sorted {
   }
 };
 
-struct Case {
+struct Pairs {
   std::int64_t tokens;
   int top_k;
   std::int64_t experts;
 };
 
-class CpuPermute : public ::testing::TestWithParam<Case> {};
+class CpuPermute : public ::testing::TestWithParam<Pairs> {};
 
 TEST_P(CpuPermute, SortAndCombineAreTheReferences) {
   const auto [tokens, top_k, experts] = GetParam();
@@ -72,8 +72,8 @@ TEST_P(CpuPermute, SortAndCombineAreTheReferences) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CpuPermute,
-                         ::testing::Values(Case{0, 2, 4}, Case{1, 1, 1}, Case{1, 8, 128}, Case{17, 22, 32},
-                                           Case{257, 3, 3}, Case{64, 8, 512}));
+                         ::testing::Values(Pairs{0, 2, 4}, Pairs{1, 1, 1}, Pairs{1, 8, 128},
+                                           Pairs{17, 22, 32}, Pairs{257, 3, 3}, Pairs{64, 8, 512}));
 
 TEST(CpuCombine, AddsInFp32AndRoundsOnce) {
   const int top_k = 8;

@@ -11,29 +11,28 @@
 namespace megamoe {
 namespace {
 
-constexpr std::int64_t kHidden = 16, kIntermediate = 16, kExperts = 3;
+constexpr std::int64_t kSize = 16, kExperts = 3;  // hidden and intermediate are the same
 
 // relu2 experts, so that h can be written down: expert e's up is (e + 1) times the identity, h = (e + 1)^2
 // x^2.
 LayerWeights diagonal_layer() {
   LayerWeights weights;
   weights.name = "test layer";
-  weights.config = {.hidden = kHidden,
-                    .intermediate = kIntermediate,
+  weights.config = {.hidden = kSize,
+                    .intermediate = kSize,
                     .num_experts = kExperts,
                     .top_k = 1,
                     .activation = {},
                     .router = {}};
   weights.config.activation.kind = Activation::kRelu2;
   for (int e = 0; e < kExperts; ++e) {
-    const auto values = std::make_shared<std::vector<float>>(kHidden * kIntermediate, 0.0f);
-    for (int i = 0; i < kHidden; ++i)
-      (*values)[static_cast<std::size_t>(i * kHidden + i)] = static_cast<float>(e + 1);
+    const auto values = std::make_shared<std::vector<float>>(kSize * kSize, 0.0f);
+    for (int i = 0; i < kSize; ++i)
+      (*values)[static_cast<std::size_t>(i * kSize + i)] = static_cast<float>(e + 1);
     weights.storage.push_back(values);
     ExpertWeights expert;
-    expert.up = {.format = WeightFormat::kF32, .rows = kIntermediate, .cols = kHidden, .f32 = values->data()};
-    expert.down = {
-        .format = WeightFormat::kF32, .rows = kHidden, .cols = kIntermediate, .f32 = values->data()};
+    expert.up = {.format = WeightFormat::kF32, .rows = kSize, .cols = kSize, .f32 = values->data()};
+    expert.down = {.format = WeightFormat::kF32, .rows = kSize, .cols = kSize, .f32 = values->data()};
     weights.experts.push_back(expert);
   }
   return weights;
@@ -44,10 +43,10 @@ class CalibrateTest : public ::testing::Test {
   // One token for each entry: x is zero but for one element, which is `values[t]`.
   void add(const std::vector<float>& values, const std::vector<std::int32_t>& ids) {
     const auto tokens = static_cast<std::int64_t>(values.size());
-    std::vector<bf16> x(static_cast<std::size_t>(tokens * kHidden), bf16{0});
-    for (std::size_t t = 0; t < values.size(); ++t) x[t * kHidden + 5] = to_bf16(values[t]);
+    std::vector<bf16> x(static_cast<std::size_t>(tokens * kSize), bf16{0});
+    for (std::size_t t = 0; t < values.size(); ++t) x[t * kSize + 5] = to_bf16(values[t]);
     const std::vector<float> weights(values.size(), 1.0f);
-    calibration_.add({x.data(), tokens, kHidden}, {ids.data(), tokens, 1}, {weights.data(), tokens, 1});
+    calibration_.add({x.data(), tokens, kSize}, {ids.data(), tokens, 1}, {weights.data(), tokens, 1});
   }
   MoeLayer layer_{diagonal_layer(), {.backend = "ref", .x_scale = {}, .h_scale = {}}};
   Calibration calibration_{layer_};

@@ -24,12 +24,11 @@ using testing::kHidden;
 using testing::kIntermediate;
 using testing::Layout;
 using testing::read_bytes;
+using testing::read_json;
 using testing::TempDir;
 using testing::tensor;
 using testing::TestTensor;
 using testing::write_model;
-
-json read_json(const fs::path& path) { return json::parse(read_bytes(path)); }
 
 std::string bytes_of(const TensorRef& tensor) {
   const auto bytes = tensor.bytes();

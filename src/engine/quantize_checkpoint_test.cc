@@ -25,10 +25,9 @@ using nlohmann::json;
 using testing::expect_error;
 using testing::Layout;
 using testing::read_bytes;
+using testing::read_json;
 using testing::TempDir;
 using testing::write_model;
-
-json read_json(const fs::path& path) { return json::parse(read_bytes(path)); }
 
 // name -> dtype, shape and bytes.
 std::map<std::string, std::string> contents(const fs::path& path) {

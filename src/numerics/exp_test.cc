@@ -12,8 +12,8 @@
 namespace megamoe {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kMax = std::numeric_limits<float>::max();
+using oracle::kInf;
+using oracle::kMax;
 constexpr double kLeastNormal = 0x1p-126;
 constexpr double kLeastSubnormal = 0x1p-149;
 

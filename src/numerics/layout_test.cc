@@ -2,12 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
 
-#include "megamoe/error.h"
+#include "base/test_error.h"
 #include "megamoe/layout.h"
 #include "megamoe/types.h"
 #include "numerics/interleave.h"
@@ -25,16 +24,6 @@ Bytes random_bytes(std::int64_t count, std::uint64_t seed) {
     bytes[i] = static_cast<std::uint8_t>(oracle::mix(seed * 1000003 + i) % 255 + 1);  // never 0, the padding
   }
   return bytes;
-}
-
-ErrorCode code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.code();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorCode::kInternal;
 }
 
 // K = 80 has 5 scale columns, which pad to 8.

@@ -2,11 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <vector>
 
-#include "megamoe/error.h"
+#include "base/test_error.h"
 #include "numerics/mxfp4.h"
 #include "numerics/mxfp4_to_nvfp4.h"
 #include "numerics/nvfp4.h"
@@ -54,17 +53,6 @@ double cast_value(const Result& r, std::int64_t i) {
   const int code = r.codes[static_cast<std::size_t>(i / 2)] >> (i % 2 * 4) & 15;
   return oracle::e2m1_value(code) * oracle::e4m3_value(r.scales[static_cast<std::size_t>(i / 16)]) *
          static_cast<double>(r.cast.tensor_scale);
-}
-
-ErrorCode code_of(const std::function<void()>& call, std::string* message = nullptr) {
-  try {
-    call();
-  } catch (const Error& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorCode::kInternal;
 }
 
 TEST(Mxfp4ToNvfp4, ExactWhereverTheExponentsAllowIt) {

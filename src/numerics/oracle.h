@@ -9,9 +9,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 namespace megamoe::oracle {
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kMax = std::numeric_limits<float>::max();
 
 // Magnitudes in the order of their codes: with `mantissa_bits` below an exponent of bias `bias`.
 inline std::vector<double> magnitudes(int count, int mantissa_bits, int bias) {

@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "base/parallel.h"
 #include "base/processor.h"
-#include "megamoe/error.h"
+#include "base/test_error.h"
 #include "numerics/amax.h"
 #include "numerics/bf16.h"
 #include "numerics/fp16.h"
@@ -27,9 +26,9 @@ using Bytes = std::vector<std::uint8_t>;
 using Floats = std::vector<float>;
 using TensorScale = QuantizeOptions::TensorScale;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr float kMax = std::numeric_limits<float>::max();
+using oracle::kInf;
+using oracle::kMax;
+using oracle::kNaN;
 
 MatrixView<const float> view(const Floats& x, std::int64_t rows, std::int64_t cols) {
   return {x.data(), rows, cols};
@@ -57,16 +56,6 @@ void expect_equal(const Nvfp4Tensor& a, const Nvfp4Tensor& b) {
 }
 using QuantizeRow = BlockCounts(const float* x, float g, std::int64_t blocks, std::uint8_t* codes,
                                 std::uint8_t* scales);
-ErrorCode code_of(const std::function<void()>& call, std::string* message = nullptr) {
-  try {
-    call();
-  } catch (const Error& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorCode::kInternal;
-}
 
 TEST(Quantize, TiesGoToTheEvenCode) {
   Floats x = row({2688});
