@@ -15,8 +15,8 @@ struct TileTime {
   double seconds = 0;             // of a pass
 };
 
-// One of a layer's GEMMs by tiles, the other one's being its usual one (where that is of few rows: what it would be of
-// more).
+// One of a layer's GEMMs by tiles, the other one's being its usual one (where that is of few rows: what it
+// would be of more).
 struct TunedGemm {
   std::string model;
   LayerConfig config;
