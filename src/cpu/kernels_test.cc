@@ -125,13 +125,15 @@ float sum_by_definition(const Codes& w, std::int64_t row, const Codes& x, std::i
 }
 
 // Every number of rows that a tile can have and more than one tile; columns that end within a group; so many
-// of both that x is expanded in pieces; every E4M3 scale, negative and NaN, too.
+// of both that x is expanded in pieces, whatever the remainder of rows; every E4M3 scale, negative and NaN,
+// too; the largest products under the largest scales.
 TEST(CpuKernels, HaveTheBitsOfTheDefinition) {
   std::mt19937 random(7);
   struct Shape {
     std::int64_t rows, cols;
   };
-  std::vector<Shape> shapes = {{128, 1024 + 80}, {100, 2048}, {1, 4096}};
+  std::vector<Shape> shapes = {{128, 1024 + 80}, {100, 2048}, {101, 2048 + 16},
+                               {126, 2048 + 48}, {127, 2048}, {1, 4096}};
   for (std::int64_t rows = 1; rows <= 35; ++rows) shapes.push_back({rows, 16 * (1 + rows % 9)});
   for (const Shape& shape : shapes) {
     const std::int64_t outputs = 3 * kPanel;
@@ -144,6 +146,13 @@ TEST(CpuKernels, HaveTheBitsOfTheDefinition) {
     };
     force(w.scales, kPanel * (shape.cols / kNvfp4Block), 7);
     force(x.scales, 0, 31);
+    if (shape.rows % 7 == 3) {
+      for (std::vector<std::uint8_t>* codes : {&w.codes, &x.codes}) {
+        for (std::uint8_t& pair : *codes) pair |= 0x77;
+      }
+      constexpr std::uint8_t kLargest[] = {0x67, 0x68, 0x7E, 0xE7, 0xE8, 0xFE};
+      for (std::size_t i = 0; i < x.scales.size(); ++i) x.scales[i] = kLargest[i % std::size(kLargest)];
+    }
     WeightMatrix matrix{.format = WeightFormat::kNvfp4, .rows = outputs, .cols = shape.cols};
     matrix.codes = w.codes.data();
     matrix.scales = w.scales.data();

@@ -12,11 +12,11 @@
 namespace megamoe::cpu {
 namespace {
 
-// A block of a row of x. Words of 16 bits stand twice in their 32.
+// A block of a row of x.
 struct XBlock {
   std::int32_t values[4];  // doubled codes, 8 times them where the scale takes more than 16 bits otherwise
-  std::int32_t seeds;      // 12 times the sums of the values that a word adds up
-  std::int32_t scale;
+  std::int32_t seeds;      // 12 times the sums of the values that each of two words adds up
+  std::int32_t scale;      // in both words
 };
 static_assert(sizeof(XBlock) == kExpandedBlockBytes);
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "base/check.h"
 #include "cuda/sm90/tile_times.h"
@@ -16,8 +17,8 @@ LayerGemm gemm_of(const TunedGemm& gemm) { return gemm.first ? LayerGemm::kFirst
 }  // namespace
 
 // Of few rows a pass runs both GEMMs in one launch where both have kFewTile: which pays for both, or for
-// none. So the others are timed beside a partner without it; and where the pair is the fastest of all, its
-// time is what both have.
+// none. So the others are timed beside a partner without it; and kFewTile has the time of the one launch,
+// where that is less than the fastest others take together.
 std::vector<TunedGemm> tune_gemms(LayerBench& layer, std::int64_t tokens) {
   const auto time = [&](const TileChoice& first, const TileChoice& second) {
     const sm90::ForcedTiles forced(first, second);
@@ -31,7 +32,6 @@ std::vector<TunedGemm> tune_gemms(LayerBench& layer, std::int64_t tokens) {
                    partner = sm90::choose_larger_tile(type, rows, experts);
   const BenchResult result = time(partner, partner);
   const double partner_seconds = result.median_seconds();
-  double fastest = partner_seconds;
   std::vector<TunedGemm> gemms;
   for (const bool first : {true, false}) {
     TunedGemm& gemm = gemms.emplace_back();
@@ -47,15 +47,27 @@ std::vector<TunedGemm> tune_gemms(LayerBench& layer, std::int64_t tokens) {
                                              : time(partner, tile).median_seconds();
       gemm.tiles.insert(tile == usual ? gemm.tiles.begin() : gemm.tiles.end(),
                         TileTime{tile.tokens, tile.row_tiles, seconds});
-      fastest = std::min(fastest, seconds);
     }
   }
   if (type != sm90::OperandType::kBf16 || rows > sm90::kFewRows) return gemms;
-  const double few = time(sm90::kFewTile, sm90::kFewTile).median_seconds();
-  for (TunedGemm& gemm : gemms) {
-    for (TileTime& tile : gemm.tiles) {
-      if (TileChoice{tile.tokens, tile.row_tiles} == sm90::kFewTile && few < fastest) tile.seconds = few;
+  TileChoice others[2];  // the fastest of each
+  TileTime* few_times[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    double fastest = std::numeric_limits<double>::infinity();
+    for (TileTime& tile : gemms[static_cast<std::size_t>(i)].tiles) {
+      const TileChoice choice{tile.tokens, tile.row_tiles};
+      if (choice == sm90::kFewTile) {
+        few_times[i] = &tile;
+      } else if (tile.seconds < fastest) {
+        fastest = tile.seconds, others[i] = choice;
+      }
     }
+  }
+  const double few = time(sm90::kFewTile, sm90::kFewTile).median_seconds();
+  const bool pays = few < time(others[0], others[1]).median_seconds();
+  for (int i = 0; i < 2; ++i) {
+    const double fastest = gemms[static_cast<std::size_t>(i)].fastest().seconds;
+    few_times[i]->seconds = pays ? std::min(few, fastest) : std::max(few, few_times[i]->seconds);
   }
   return gemms;
 }

@@ -553,8 +553,8 @@ struct ItemSums {
 };
 
 // The index of a piece, and in the last bit which of the two notes of work is its: one register. Two pieces
-// apart a barrier, of finish() or where a piece is passed by, lies between what is written there and what was
-// read before.
+// apart a barrier, of finish(), finish_alone() or where a piece is passed by, lies between what is written
+// there and what was read before.
 class Piece {
  public:
   explicit __device__ Piece(int index) : bits_(2 * index) {}
@@ -629,7 +629,7 @@ __device__ __forceinline__ void finish(const Epilogue& epilogue, Piece piece, fl
 }
 
 // Instead, where no element needs another: each warpgroup's accumulators straight from its registers, while
-// the other one still multiplies. A warp writes whole sectors, 8 adjacent weight rows of four tokens at a
+// others still multiply. A warp writes whole sectors, 8 adjacent weight rows of four tokens at a
 // time.
 template <class Config, int kWidth, class Epilogue>
 __device__ __forceinline__ void finish_alone(const Epilogue& epilogue, Piece piece, GemmStorage<Config>& s,

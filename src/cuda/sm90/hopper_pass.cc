@@ -1,7 +1,7 @@
 // hopper_pass.cc: five launches where every tensor scale is static or x's are dynamic by row, six where there
 // are so many pairs that sorting takes two; a dynamic scale of h takes one or three more, for it is known
-// only when all of h is; one of x two more; a shared expert takes three. Few rows take two or, where x is
-// quantised, three; and one more, to combine, where there are more pairs than a warp has lanes or a shared
+// only when all of h is; one of all of x two more; a shared expert takes three. Few rows take two or, where x
+// is quantised, three; and one more, to combine, where there are more pairs than a warp has lanes or a shared
 // expert.
 #include "cuda/sm90/hopper_pass.h"
 
