@@ -173,18 +173,19 @@ template <class Source, bool kDynamic, bool kDecoded>
 __global__ void __maxnreg__((Config<Source, kDynamic, kDecoded>::kRegisters))
     quantize_kernel(const __grid_constant__ Source source, const std::int64_t* actual_rows, int blocks,
                     const __grid_constant__ Nvfp4Out out) {
-  if (out.rows_done == nullptr) {
+  const bool beside_previous = out.rows_done != nullptr;
+  if (beside_previous) {
+    let_next_kernel_begin();
+  } else {
     await_previous_kernel();
     if (beyond_end(actual_rows)) return;
-    quantize_row<Source, kDynamic, kDecoded>(source, blockIdx.x, blocks, out);
-  } else {
-    let_next_kernel_begin();
-    quantize_row<Source, kDynamic, kDecoded>(source, blockIdx.x, blocks, out);
-    __syncthreads();
-    if (threadIdx.x == 0) ptx::add_release(out.rows_done, 1);
-    // Who waits for this kernel counts on the one before it, too; for which a CTA is enough.
-    if (blockIdx.x == 0) wait_for_previous_kernel();
   }
+  quantize_row<Source, kDynamic, kDecoded>(source, blockIdx.x, blocks, out);
+  if (!beside_previous) return;
+  __syncthreads();
+  if (threadIdx.x == 0) ptx::add_release(out.rows_done, 1);
+  // Who waits for this kernel counts on the one before it, too; for which a CTA is enough.
+  if (blockIdx.x == 0) wait_for_previous_kernel();
 }
 
 template <class Source>
