@@ -320,7 +320,7 @@ void multiply(const F32Slab& slab) {
   }
 }
 
-// As in nvfp4_kernel.h.
+// As in nvfp4_products.h.
 template <class V>
 std::int64_t only_products(std::int64_t rounds) {
   constexpr int kSums = 12;

@@ -5,6 +5,7 @@
 // cache. The scale of x is an integer (times 2^9), and so its product with the sums of 16 bits, which adds
 // two of them up in 32, costs nothing; a conversion and one fused multiply-add by the scale of w end the
 // block. All of it but that addition is exact.
+#include "cpu/nvfp4_products.h"
 #include "cpu/nvfp4_slab.h"
 #include "cpu/x86.h"
 #include "cpu/ymm.h"
@@ -172,6 +173,15 @@ bool expand(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t 
   return nan;
 }
 
+// Those of a block, without its scales.
+struct Products : Ymm {
+  static Ints dot(const Ints (&w)[4], const Ints (&x)[4], Ints sum) {
+    Ints words = _mm256_maddubs_epi16(w[0], x[0]);
+    for (int j = 1; j < 4; ++j) words = _mm256_add_epi16(words, _mm256_maddubs_epi16(w[j], x[j]));
+    return _mm256_add_epi32(_mm256_madd_epi16(words, _mm256_set1_epi16(1)), sum);
+  }
+};
+
 }  // namespace
 
 void multiply_avx2(const Nvfp4Slab& slab) {
@@ -200,26 +210,6 @@ void multiply_avx2(const Nvfp4Slab& slab) {
   }
 }
 
-// As in nvfp4_kernel.h: of a block, without its scales.
-std::int64_t only_products_avx2(std::int64_t rounds) {
-  constexpr int kSums = 10;  // enough that none waits for itself
-  __m256i sums[kSums], w[4], x = Ymm::broadcast(0);
-#pragma GCC unroll 16
-  for (auto& v : sums) v = x;
-#pragma GCC unroll 4
-  for (auto& v : w) v = x, Ymm::keep(v);
-  for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 16
-    for (auto& sum : sums) {
-      Ymm::keep(x);
-      __m256i words = _mm256_maddubs_epi16(w[0], x);
-      for (int j = 1; j < 4; ++j) words = _mm256_add_epi16(words, _mm256_maddubs_epi16(w[j], x));
-      sum = _mm256_add_epi32(_mm256_madd_epi16(words, _mm256_set1_epi16(1)), sum);
-    }
-  }
-#pragma GCC unroll 16
-  for (auto& v : sums) Ymm::keep(v);
-  return rounds * kSums * Ymm::kLanes * 16 * 2;
-}
+std::int64_t only_products_avx2(std::int64_t rounds) { return only_products<Products>(rounds); }
 
 }  // namespace megamoe::cpu

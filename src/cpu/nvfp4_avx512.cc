@@ -1,5 +1,6 @@
 // nvfp4_avx512.cc: the NVFP4 kernel for AVX-512 with VNNI.
 #include "cpu/nvfp4_avx512.h"
+#include "cpu/nvfp4_products.h"
 
 namespace megamoe::cpu {
 

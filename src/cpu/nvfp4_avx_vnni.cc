@@ -1,5 +1,6 @@
 // nvfp4_avx_vnni.cc: the NVFP4 kernel for AVX-VNNI, which processors without AVX-512 have.
 #include "cpu/nvfp4_kernel.h"
+#include "cpu/nvfp4_products.h"
 #include "cpu/ymm.h"
 
 namespace megamoe::cpu {

@@ -354,26 +354,5 @@ void multiply(const Nvfp4Slab& slab) {
   }
 }
 
-// `rounds` rounds of the products alone, out of registers; returns the multiplications and additions.
-template <class V>
-std::int64_t only_products(std::int64_t rounds) {
-  constexpr int kSums = V::kLanes == 8 ? V::kTile + 2 : 16;  // enough that none waits for itself
-  typename V::Ints sums[kSums], w[4], x = V::broadcast(0);
-#pragma GCC unroll 32
-  for (auto& v : sums) v = x;
-#pragma GCC unroll 4
-  for (auto& v : w) v = x, V::keep(v);
-  for (std::int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 32
-    for (auto& sum : sums) {
-      V::keep(x);
-      sum = V::dot(w, {x, x, x, x}, sum);
-    }
-  }
-#pragma GCC unroll 32
-  for (auto& v : sums) V::keep(v);
-  return rounds * kSums * V::kLanes * 16 * 2;
-}
-
 }  // namespace
 }  // namespace megamoe::cpu
