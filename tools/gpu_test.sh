@@ -72,8 +72,8 @@ small+=':*DecodesWhatItMade*'
 small+=':*SortTest.IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Small*'
 small+=':*OnlyTheRowsThatThereAre*:*AConstantScale*:*OneTensorScale*'
 if command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck initcheck; do
-    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu_test" --gtest_brief=1 "--gtest_filter=$small"
+  for checker in memcheck racecheck initcheck; do
+    step "$checker" compute-sanitizer --tool "$checker" --error-exitcode 9 "$gpu_test" --gtest_brief=1 "--gtest_filter=$small"
   done
 else
   table+=("compute-sanitizer        not installed")
