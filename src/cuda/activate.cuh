@@ -150,18 +150,43 @@ class RoundsAlike {
   std::uint32_t nearest_ = ~0u;
 };
 
-template <Activation kKind, int kRows>
-__device__ inline bool activate_nearly_all(const ActivationConfig& config, const float (&gate)[kRows][4],
-                                           float (&up)[kRows][4]) {
+// What an activation does before and beside its logistic function: the cuts, in place, and what the function
+// is of; what is added to up.
+template <Activation kKind>
+struct StepsOf {
+  const ActivationConfig& config;
+  __device__ float cut(float& gate, float& up) const { return cuda::cut<kKind>(config, gate, up); }
+  __device__ float add(float up) const { return kKind == Activation::kGptOss ? __fadd_rn(up, 1.0f) : up; }
+};
+// Of any activation with a gate, where code is so long that there should not be three of it: steps that an
+// activation does without change nothing.
+struct StepsOfAny {
+  float limit, alpha, added;
+
+  explicit __device__ StepsOfAny(const ActivationConfig& config)
+      : limit(config.kind == Activation::kSwiGlu ? float_of_bits(kFloatInf) : config.limit),
+        alpha(config.kind == Activation::kGptOss ? config.alpha : 1.0f),
+        added(config.kind == Activation::kGptOss ? 1.0f : -0.0f) {}
+  __device__ float cut(float& gate, float& up) const {
+    gate = min_or_nan(gate, limit);
+    up = max_or_nan(min_or_nan(up, limit), -limit);
+    return __fmul_rn(alpha, gate);
+  }
+  __device__ float add(float up) const { return __fadd_rn(up, added); }
+};
+
+// activate_nearly(), by an activation's steps.
+template <class Steps, int kRows>
+__device__ inline bool activate_nearly_by(const Steps& steps, const float (&gate)[kRows][4],
+                                          float (&up)[kRows][4]) {
   RoundsAlike rounds;
   float least_z = 0.0f, least_s = 1.0f;
 #pragma unroll
   for (int i = 0; i < 4 * kRows; ++i) {
     float g = gate[i / 4][i % 4], u = up[i / 4][i % 4];
-    const float z = cut<kKind>(config, g, u);
+    const float z = steps.cut(g, u);
     const float s = __fmul_rn(g, near_sigmoid(z));
-    if constexpr (kKind == Activation::kGptOss) u = __fadd_rn(u, 1.0f);
-    up[i / 4][i % 4] = __fmul_rn(s, u);
+    up[i / 4][i % 4] = __fmul_rn(s, steps.add(u));
     least_z = fminf(least_z, z), least_s = fminf(least_s, fabsf(s));
     if (i % 2 == 1) rounds.add(up[i / 4][i % 4 - 1], up[i / 4][i % 4]);
   }
@@ -175,9 +200,10 @@ template <int kRows>
 __device__ inline bool activate_nearly(const ActivationConfig& config, const float (&gate)[kRows][4],
                                        float (&up)[kRows][4]) {
   switch (config.kind) {
-    case Activation::kSwiGlu: return activate_nearly_all<Activation::kSwiGlu>(config, gate, up);
-    case Activation::kSwiGluClamped: return activate_nearly_all<Activation::kSwiGluClamped>(config, gate, up);
-    case Activation::kGptOss: return activate_nearly_all<Activation::kGptOss>(config, gate, up);
+    case Activation::kSwiGlu: return activate_nearly_by(StepsOf<Activation::kSwiGlu>{config}, gate, up);
+    case Activation::kSwiGluClamped:
+      return activate_nearly_by(StepsOf<Activation::kSwiGluClamped>{config}, gate, up);
+    case Activation::kGptOss: return activate_nearly_by(StepsOf<Activation::kGptOss>{config}, gate, up);
     case Activation::kRelu2: break;
   }
   return false;

@@ -38,6 +38,7 @@ __device__ std::uint32_t mixed(std::uint64_t seed) {
 }
 __device__ std::uint32_t bf16_of(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 
+template <bool kByAny>
 __global__ void near_kernel(ActivationConfig config, Gates gates, std::int64_t count, NearCounts* counts) {
   std::uint32_t wrong = 0, told = 0;
   for (std::int64_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += kGrid * kThreads) {
@@ -61,7 +62,9 @@ __global__ void near_kernel(ActivationConfig config, Gates gates, std::int64_t c
       }
       h[j / 4][j % 4] = activate(config, g, u).h;
     }
-    if (!activate_nearly(config, gate, up)) continue;
+    const bool sure =
+        kByAny ? activate_nearly_by(StepsOfAny(config), gate, up) : activate_nearly(config, gate, up);
+    if (!sure) continue;
     ++told;
     for (int j = 0; j < 8; ++j) wrong += bf16_of(up[j / 4][j % 4]) != bf16_of(h[j / 4][j % 4]);
   }
@@ -74,9 +77,10 @@ __global__ void near_kernel(ActivationConfig config, Gates gates, std::int64_t c
 cudaError_t sigmoid_errors_for_test(SigmoidErrors* worst) {
   return launch(sigmoid_kernel, kGrid, kThreads, 0, nullptr, worst);
 }
-cudaError_t activate_nearly_for_test(const ActivationConfig& config, Gates gates, std::int64_t count,
-                                     NearCounts* counts) {
-  return launch(near_kernel, kGrid, kThreads, 0, nullptr, config, gates, count, counts);
+cudaError_t activate_nearly_for_test(const ActivationConfig& config, bool by_any, Gates gates,
+                                     std::int64_t count, NearCounts* counts) {
+  return launch(by_any ? near_kernel<true> : near_kernel<false>, kGrid, kThreads, 0, nullptr, config, gates,
+                count, counts);
 }
 
 }  // namespace megamoe::cuda

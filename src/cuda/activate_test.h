@@ -25,8 +25,8 @@ struct NearCounts {
   unsigned long long told;   // groups of two fours of which activate_nearly() was sure
   unsigned long long wrong;  // elements of theirs whose BF16 is not the definition's
 };
-// `count` groups of two fours.
-cudaError_t activate_nearly_for_test(const ActivationConfig& config, Gates gates, std::int64_t count,
-                                     NearCounts* counts);
+// `count` groups of two fours; by the activation's own steps, or by those of any.
+cudaError_t activate_nearly_for_test(const ActivationConfig& config, bool by_any, Gates gates,
+                                     std::int64_t count, NearCounts* counts);
 
 }  // namespace megamoe::cuda

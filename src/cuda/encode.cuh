@@ -67,30 +67,34 @@ __device__ inline float decoding_scale(std::uint8_t code) {
   return code == kE4M3NaN ? __uint_as_float(0x7FC00000u) : scale_of_e4m3(code);
 }
 
-// numerics/fp8_tile.h: the scale of a group of 128 and the codes of four of its values, the first in the low
-// byte, where its largest magnitude is within these bounds and the four are finite. The quotients are a
-// compiler's own division, its reciprocal made once and its tests left out: nothing underflows but what
-// becomes 0 anyway.
+// numerics/fp8_tile.h: the scale of a group of 128 and codes of its values, which are BF16, where its largest
+// magnitude is within these bounds and the values are finite. Nothing underflows but what becomes 0 anyway.
 inline constexpr float kFastTileMin = 0x1p-70f, kFastTileMax = kFastMax;
 __device__ inline float fast_tile_scale(float amax) {
   constexpr float kReciprocal = 1.0f / kE4M3Max;  // one step is enough with it, for every significand
   return refine(__fmul_rn(amax, kReciprocal), amax, kE4M3Max, kReciprocal);
 }
-__device__ inline std::uint32_t fast_tile_codes(const float (&x)[4], float d) {
-  const float y = reciprocal(d);
-  float q[4];  // magnitudes
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float a = fabsf(x[i]);
-    q[i] = refine(refine(__fmul_rn(a, y), a, d, y), a, d, y);
-  }
-  const auto pair = [](float low, float high) -> std::uint32_t {
-    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-  };
-  std::uint32_t word = pair(q[0], q[1]) | pair(q[2], q[3]) << 16;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word |= __float_as_uint(x[i]) >> (24 - 8 * i) & (0x80u << (8 * i));
-  return word;
+// 1 / d in two parts: a number not above it, and what is missing, so that for zeros, too, both products have
+// the same sign. With a BF16's few bits they add up to the rounded quotient: Fp8RowsTest tries every
+// significand of both.
+struct TileFactor {
+  float near, rest;
+
+  __device__ float times(float x) const { return __fmaf_rn(x, near, __fmul_rn(x, rest)); }
+};
+__device__ inline TileFactor tile_factor(float d) {
+  float y = reciprocal(d);
+  if (__fmaf_rn(-d, y, 1.0f) < 0.0f) y = __uint_as_float(__float_as_uint(y) - 1);
+  return {y, __fmul_rn(__fmaf_rn(-d, y, 1.0f), y)};
+}
+// E4M3 of two quotients, the first in the low byte.
+__device__ inline std::uint32_t e4m3_pair(float first, float second) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+}
+// Codes of four values, the first in the low byte.
+__device__ inline std::uint32_t fast_tile_codes(const float (&x)[4], const TileFactor& factor) {
+  return e4m3_pair(factor.times(x[0]), factor.times(x[1])) | e4m3_pair(factor.times(x[2]), factor.times(x[3]))
+                                                                 << 16;
 }
 // The same for all others, by the definition. Calls, for they are rare.
 static __device__ __noinline__ float rare_tile_scale(float amax) { return fp8_tile_scale(amax); }
@@ -113,7 +117,7 @@ __device__ inline void encode_tiles(const float (&x)[kGroups][4], const std::uin
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
       d[k] = fast_tile_scale(__uint_as_float(amax[k]));
-      codes[k] = fast_tile_codes(x[k], d[k]);
+      codes[k] = fast_tile_codes(x[k], tile_factor(d[k]));
     }
     return;
   }

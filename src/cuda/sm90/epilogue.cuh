@@ -178,7 +178,7 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {
   static constexpr int kItemRows = 8;
-  static constexpr bool kByElement = false;
+  static constexpr bool kByElement = false, kGated = true;
 
   HiddenOut out;
   ActivationConfig activation;
@@ -237,7 +237,7 @@ struct GatedEpilogue {
 // First GEMM of a layer without gate: relu(up)^2.
 struct Relu2Epilogue {
   static constexpr int kItemRows = 4;
-  static constexpr bool kByElement = false;
+  static constexpr bool kByElement = false, kGated = false;
 
   HiddenOut out;  // kCompactBf16 or kNvfp4
   TokensIn in;
@@ -269,7 +269,7 @@ struct Relu2Epilogue {
 // Second GEMM: y_e in FP32.
 struct PlainEpilogue {
   static constexpr int kItemRows = 4;
-  static constexpr bool kByElement = true;
+  static constexpr bool kByElement = true, kGated = false;
 
   std::int64_t width;  // H
   TokensIn in;

@@ -81,13 +81,17 @@ void expect_quantised(const Case& c) {
 // scales of all sizes; and all as they come, NaN and infinity among them.
 TEST_F(Fp8RowsTest, EveryBf16) {
   Case c{{}, 0, 128, 1, 1, {}, {}, 0, 0};
-  for (const std::uint32_t largest : {0x0001u, 0x0080u, 0x1234u, 0x3F80u, 0x3FC1u, 0x4B7Fu, 0x7F7Fu}) {
-    for (std::uint32_t bits = 0; bits <= largest; ++bits) {
+  const auto add = [&](std::uint32_t largest, std::uint32_t first) {
+    for (std::uint32_t bits = first; bits <= largest; ++bits) {
       if (c.x.size() % 128 == 0) c.x.push_back({static_cast<std::uint16_t>(largest)});
       c.x.push_back({static_cast<std::uint16_t>(bits | (bits & 1) << 15)});
     }
     while (c.x.size() % 128 != 0) c.x.push_back({0x8000});
-  }
+  };
+  for (const std::uint32_t largest : {0x0001u, 0x0080u, 0x1234u, 0x3F80u, 0x3FC1u, 0x4B7Fu, 0x7F7Fu})
+    add(largest, 0);
+  // Every significand of the largest, every one of the others down to those that become 0.
+  for (std::uint32_t largest = 0x3F80; largest < 0x4000; ++largest) add(largest, largest - (20 << 7));
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     c.x.push_back({static_cast<std::uint16_t>(bits * 0x9E37u)});
   }

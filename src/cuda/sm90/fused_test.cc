@@ -105,6 +105,49 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
   EXPECT_GT(saturated, 1000u);
 }
 
+// E4M3 made in the epilogue is what becomes of h in BF16: of usual numbers, where now and then a warp cannot
+// tell the activation; of rows of zeros, a few and so many that a warp's list of such is full; of NaN,
+// infinity and numbers at the ends of FP32's range.
+TEST_F(FusedTest, Fp8IsWhatBecomesOfBf16) {
+  constexpr std::int64_t kHidden = 144;
+  std::int64_t groups = 0;
+  for (std::uint64_t trial = 0; trial < 120; ++trial) {
+    cuda::Random random(trial);
+    const std::int64_t intermediate = any_of(random, {112, 128, 256, 272, 640, 896});
+    const int experts = static_cast<int>(random.integer(1, 5));
+    const ActivationConfig& activation = kActivations[trial % 3];
+    const bool biased = random.integer(0, 1) == 0;
+    const std::int64_t rows = random.integer(1, 700), kind = trial / 3 % 5;
+    SCOPED_TRACE(::testing::Message() << "trial " << trial << ", kind " << kind << ", " << intermediate
+                                      << " columns, " << rows << " rows, " << to_string(activation.kind));
+    const auto weights =
+        testing::wide_layer(testing::make_config(kHidden, intermediate, experts, 1, activation),
+                            Operands::kRandom, biased, trial);
+    const DeviceLayer layer(weights->weights);
+    const RoutedRows routed = ragged_rows(rows, experts, 0, random);
+    Rows x = testing::wide_rows(ActivationFormat::kFp8, rows, kHidden, Operands::kRandom, trial);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::uint8_t* codes = &x.codes[size(r * kHidden)];
+      float* scales = &x.scales[size(r * 2)];
+      if (kind == 1 && r % 29 == 0) std::fill_n(codes, kHidden, std::uint8_t{0});
+      if (kind == 2 && r % 64 < 40) std::fill_n(codes, kHidden, std::uint8_t{0x80});
+      if (kind == 3 && r % 50 == 7) codes[random.integer(0, kHidden - 1)] = 0x7F;
+      if (kind == 4 && r % 20 == 3) scales[0] *= r % 40 == 3 ? 0x1p-90f : 0x1p90f;
+    }
+    for (const TileChoice& tile : tile_kinds(OperandType::kFp8)) {
+      SCOPED_TRACE(tile);
+      const auto run = [&](L1Output mode, int poison) {
+        return layer.gemm1(x, routed, mode, {}, {.tile = tile, .poison = poison});
+      };
+      expect_same(run(L1Output::kFp8, trial % 2 == 0 ? 0x7F : 0xFF),
+                  as_fp8(run(L1Output::kCompactBf16, 0x00).h));
+    }
+    ASSERT_FALSE(HasFailure());
+    groups += rows * ((intermediate + 127) / 128);
+  }
+  EXPECT_GT(groups, 100'000);
+}
+
 // tools/gpu_test.sh counts what each of these writes.
 TEST_F(FusedTest, OneCallOfEachMode) {
   const LayerConfig config = testing::make_config(256, 1024, 2, 1);

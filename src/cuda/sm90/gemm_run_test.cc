@@ -8,6 +8,7 @@
 #include "numerics/bf16.h"
 #include "numerics/e2m1.h"
 #include "numerics/e4m3.h"
+#include "tests/independent.h"
 
 namespace megamoe::sm90 {
 namespace {
@@ -377,6 +378,18 @@ void expect_equal(const testing::Verdict& v) {
   EXPECT_GT(v.checked, 0);
   EXPECT_EQ(v.different, 0) << v.first_different;
   EXPECT_EQ(v.different_scales, 0) << v.first_different;
+}
+
+HiddenResult as_fp8(const testing::Rows& h) {
+  HiddenResult result{testing::Rows(ActivationFormat::kFp8, h.rows, h.cols, 0)};
+  const std::int64_t groups = (h.cols + 127) / 128;
+  for (std::int64_t r = 0; r < h.rows; ++r) {
+    const auto row = independent::make_row(
+        {h.values.begin() + r * h.cols, h.values.begin() + (r + 1) * h.cols}, ActivationFormat::kFp8, 0.0f);
+    std::ranges::copy(row.codes, result.h.codes.begin() + r * h.cols);
+    std::ranges::copy(row.scales, result.h.scales.begin() + r * groups);
+  }
+  return result;
 }
 
 std::vector<L1Output> modes_of(const LayerConfig& config, ActivationFormat format) {

@@ -39,19 +39,6 @@ std::vector<TileChoice> every_tile() {
   return tiles;
 }
 
-// h [rows, I] in BF16 quantised to FP8 by a second implementation.
-HiddenResult as_fp8(const Rows& h) {
-  HiddenResult result{Rows(ActivationFormat::kFp8, h.rows, h.cols, 0)};
-  const std::int64_t groups = (h.cols + 127) / 128;
-  for (std::int64_t r = 0; r < h.rows; ++r) {
-    const auto row = independent::make_row(
-        {h.values.begin() + r * h.cols, h.values.begin() + (r + 1) * h.cols}, ActivationFormat::kFp8, 0.0f);
-    std::ranges::copy(row.codes, result.h.codes.begin() + r * h.cols);
-    std::ranges::copy(row.scales, result.h.scales.begin() + r * groups);
-  }
-  return result;
-}
-
 // One case: both GEMMs in every format that has the tile, every mode, over the same routing, each twice.
 // Hands each verdict to `judge` together with its format and whether it is the second GEMM's.
 struct Case {

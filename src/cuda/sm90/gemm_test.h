@@ -103,6 +103,8 @@ inline testing::GemmCall second_call(const LayerWeights& layer, const testing::R
 void expect_same(const HiddenResult& got, const HiddenResult& want);
 // What NVFP4 rows stand for but for their tensor scales, in h.values.
 HiddenResult decoded(const HiddenResult& coded);
+// h [rows, I] in BF16 quantised to FP8 by a second implementation.
+HiddenResult as_fp8(const testing::Rows& h);
 // Where sums are exact every bit is given.
 void expect_equal(const testing::Verdict& verdict);
 

@@ -24,6 +24,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/encode.cuh"
 #include "cuda/launch.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/copy.h"
@@ -154,6 +155,21 @@ struct Work {
   TokenScales scales[Config::kTokens];
 };
 
+// Four elements of h of which its BF16 cannot be told, and then what it is.
+struct DoubtfulFour {
+  alignas(16) float gate[4];
+  alignas(16) float up[4];
+  uint2 h;
+};
+// What warps tell each other in finish_fp8().
+template <class Config>
+struct Fp8Scratch {
+  static constexpr int kWarps = 4 * Config::kConsumers, kDoubtful = 120;
+  DoubtfulFour doubtful[kWarps][kDoubtful];         // of each warp
+  std::uint32_t amax[kWarps][Config::kTokens / 2];  // magnitudes of two tokens' BF16
+  alignas(16) cuda::TileFactor factors[Config::kTokens];
+};
+
 template <class Config>
 struct alignas(1024) GemmStorage {
   // Stages first: token tiles need 1024-byte boundaries.
@@ -163,8 +179,11 @@ struct alignas(1024) GemmStorage {
   alignas(128) float token_scales[Config::kFp8 ? Config::kStages : 1]
                                  [Config::kFp8 ? Config::kTokenScaleBytes / 4 : 32];
   alignas(16) uint2 folds[Config::kFp8 ? kFoldEntries : 1][kFoldCopies];
-  // Accumulators in passing.
-  alignas(16) float sums[Config::kRowTiles * Config::kSplit][Config::kPassTokens][Config::kPitch];
+  union {
+    // Accumulators in passing.
+    alignas(16) float sums[Config::kRowTiles * Config::kSplit][Config::kPassTokens][Config::kPitch];
+    std::conditional_t<Config::kFp8 && Config::kWide, Fp8Scratch<Config>, int> fp8;
+  };
   alignas(16) std::uint32_t epilogue[64];    // a copy of the epilogue
   Work<Config> work[Config::kRowGroups][2];  // this tile and the last
   std::uint64_t full[Config::kStages];
@@ -475,15 +494,40 @@ __device__ void produce(const GemmParams& p, const TileWalk<Config>& walk, GemmS
   });
 }
 
+// Barriers of consumers, by name: all of them, those of row groups whose results meet, single warpgroups.
+template <class Config>
+__device__ void sync_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Config::kConsumerThreads) : "memory");
+}
+template <class Config>
+__device__ int meeting(int group) {
+  return 2 + (Config::kMeet > 1 ? 0 : group);
+}
 // Waits for the warpgroups whose results meet in the epilogue of row group `group`.
 template <class Config>
 __device__ void sync_meeting(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(2 + (Config::kFp8 ? 0 : group)), "n"(Config::kMeetThreads)
-               : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(meeting<Config>(group)), "n"(Config::kMeetThreads) : "memory");
+}
+// The same, and whether `yes` is true of all of their threads.
+template <class Config>
+__device__ bool all_meeting(int group, bool yes) {
+  std::uint32_t all;
+  asm volatile(
+      "{\n"
+      ".reg .pred yes, all;\n"
+      "setp.ne.u32 yes, %2, 0;\n"
+      "bar.red.and.pred all, %1, %3, yes;\n"
+      "selp.u32 %0, 1, 0, all;\n"
+      "}\n"
+      : "=r"(all)
+      : "r"(meeting<Config>(group)), "r"(static_cast<std::uint32_t>(yes)), "n"(Config::kMeetThreads)
+      : "memory");
+  return all != 0;
 }
 // The threads of a warpgroup.
-__device__ inline void sync_group(int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
+template <class Config>
+__device__ void sync_group(int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(2 + Config::kRowGroups + group) : "memory");
 }
 // All threads of the cluster.
 template <class Config>
@@ -493,10 +537,6 @@ __device__ void sync_cluster() {
   } else {
     __syncthreads();
   }
-}
-template <class Config>
-__device__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(Config::kConsumerThreads) : "memory");
 }
 
 // A warpgroup's accumulators: of its weight tiles, as wgmma leaves them.
@@ -636,13 +676,19 @@ __device__ __forceinline__ void finish_alone(const Epilogue& epilogue, Piece pie
                                              const Accumulators<Config, kWidth>& acc) {
   const int thread = thread_index(), lane = thread % 32, warp = thread / 32 % 4;
   const Place place = place_of<Config>(thread);
-  sync_group(place.group);  // the tile has been written
+  sync_group<Config>(place.group);  // the tile has been written
   const Work<Config>& work = s.work[place.group][piece.turn()];
   const Tile tile = work.tile;
   const int first = (tile.weight_tile + place.group * Config::kOwnTiles) * kTileRows + warp * 16 + lane / 4;
   const int first_token = 2 * (lane % 4);
   epilogue_of_item<Config>(epilogue, s).run_all(tile, first, first_token, &work.scales[first_token], acc);
 }
+
+// Instead, where h becomes E4M3: from registers, too (fp8_epilogue.cuh). False, of all threads that meet: the
+// tile is left to finish().
+template <class Config, int kWidth, class Epilogue>
+__device__ __forceinline__ bool finish_fp8(const Epilogue& parameter, Piece piece, GemmStorage<Config>& s,
+                                           const Accumulators<Config, kWidth>& acc);
 
 template <class Config, class Epilogue>
 __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epilogue,
@@ -676,6 +722,11 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       if constexpr (Config::kInStep) sync_consumers<Config>();
       if constexpr (Config::kWide && Epilogue::kByElement) {
         finish_alone<Config, kWidth>(epilogue, piece, s, acc);
+      } else if constexpr (Config::kWide && Config::kFp8 && Epilogue::kGated) {
+        if (!finish_fp8<Config, kWidth>(epilogue, piece, s, acc)) {
+          finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
+          sync_meeting<Config>(consumer.place.group);  // the next piece may leave other things there
+        }
       } else {
         finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
       }
