@@ -193,6 +193,11 @@ struct GatedEpilogue {
   __device__ float2 expert_scales(int expert) const {
     return {weight_scales[2 * expert], weight_scales[2 * expert + 1]};
   }
+  // Of wide tiles: whether h may be made of registers (register_epilogue.cuh).
+  template <class Config>
+  __device__ bool from_registers() const {
+    return in.scales == nullptr && out.mode == (Config::kFp8 ? L1Output::kFp8 : L1Output::kCompactBf16);
+  }
 
   template <class Sums>
   __device__ void run(const Tile& tile, int weight_tile, int token, int item, const TokenScales* scales,

@@ -78,6 +78,15 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
       if (format == ActivationFormat::kNvfp4)
         x.block_scales[size(random.integer(0, x.rows * hidden / 16 - 1))] = 0x7F;
     }
+    if (trial % 10 == 5) {  // tokens of zeros, now few and now most of them
+      for (std::int64_t r = 0; r < x.rows; ++r) {
+        if (random.integer(0, 99) > (trial % 20 == 5 ? 10 : 80)) continue;
+        if (format == ActivationFormat::kBf16)
+          std::fill_n(x.values.begin() + r * hidden, hidden, bf16{0x8000});
+        if (format == ActivationFormat::kNvfp4)
+          std::fill_n(x.codes.begin() + r * hidden / 2, hidden / 2, std::uint8_t{0});
+      }
+    }
     std::vector<float> scales = testing::h_scales(rows, trial);
     for (float& g : scales) {  // blocks that saturate, and both ends of the range
       const std::int64_t kind = random.integer(0, 15);

@@ -2,6 +2,7 @@
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/launch_gemm.cuh"
 #include "cuda/sm90/multiply_bf16.cuh"
+#include "cuda/sm90/register_epilogue.cuh"
 
 namespace megamoe::sm90 {
 

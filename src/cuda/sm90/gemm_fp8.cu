@@ -1,8 +1,8 @@
 // gemm_fp8.cu: the kernels whose operands are E4M3.
 #include "cuda/sm90/epilogue.cuh"
-#include "cuda/sm90/fp8_epilogue.cuh"
 #include "cuda/sm90/launch_gemm.cuh"
 #include "cuda/sm90/multiply_fp8.cuh"
+#include "cuda/sm90/register_epilogue.cuh"
 
 namespace megamoe::sm90 {
 

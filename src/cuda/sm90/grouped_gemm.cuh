@@ -24,7 +24,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/encode.cuh"
 #include "cuda/launch.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/copy.h"
@@ -155,21 +154,6 @@ struct Work {
   TokenScales scales[Config::kTokens];
 };
 
-// Four elements of h of which its BF16 cannot be told, and then what it is.
-struct DoubtfulFour {
-  alignas(16) float gate[4];
-  alignas(16) float up[4];
-  uint2 h;
-};
-// What warps tell each other in finish_fp8().
-template <class Config>
-struct Fp8Scratch {
-  static constexpr int kWarps = 4 * Config::kConsumers, kDoubtful = 120;
-  DoubtfulFour doubtful[kWarps][kDoubtful];         // of each warp
-  std::uint32_t amax[kWarps][Config::kTokens / 2];  // magnitudes of two tokens' BF16
-  alignas(16) cuda::TileFactor factors[Config::kTokens];
-};
-
 template <class Config>
 struct alignas(1024) GemmStorage {
   // Stages first: token tiles need 1024-byte boundaries.
@@ -179,11 +163,8 @@ struct alignas(1024) GemmStorage {
   alignas(128) float token_scales[Config::kFp8 ? Config::kStages : 1]
                                  [Config::kFp8 ? Config::kTokenScaleBytes / 4 : 32];
   alignas(16) uint2 folds[Config::kFp8 ? kFoldEntries : 1][kFoldCopies];
-  union {
-    // Accumulators in passing.
-    alignas(16) float sums[Config::kRowTiles * Config::kSplit][Config::kPassTokens][Config::kPitch];
-    std::conditional_t<Config::kFp8 && Config::kWide, Fp8Scratch<Config>, int> fp8;
-  };
+  // Accumulators in passing.
+  alignas(16) float sums[Config::kRowTiles * Config::kSplit][Config::kPassTokens][Config::kPitch];
   alignas(16) std::uint32_t epilogue[64];    // a copy of the epilogue
   Work<Config> work[Config::kRowGroups][2];  // this tile and the last
   std::uint64_t full[Config::kStages];
@@ -684,11 +665,11 @@ __device__ __forceinline__ void finish_alone(const Epilogue& epilogue, Piece pie
   epilogue_of_item<Config>(epilogue, s).run_all(tile, first, first_token, &work.scales[first_token], acc);
 }
 
-// Instead, where h becomes E4M3: from registers, too (fp8_epilogue.cuh). False, of all threads that meet: the
-// tile is left to finish().
+// Instead, where Epilogue::from_registers() says so: h without that way (register_epilogue.cuh). False, of
+// all threads that meet: the tile is left to finish().
 template <class Config, int kWidth, class Epilogue>
-__device__ __forceinline__ bool finish_fp8(const Epilogue& parameter, Piece piece, GemmStorage<Config>& s,
-                                           const Accumulators<Config, kWidth>& acc);
+__device__ __forceinline__ bool finish_hidden(const Epilogue& parameter, Piece piece, GemmStorage<Config>& s,
+                                              const Accumulators<Config, kWidth>& acc);
 
 template <class Config, class Epilogue>
 __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epilogue,
@@ -722,10 +703,11 @@ __device__ __forceinline__ void consume(const GemmParams& p, const Epilogue& epi
       if constexpr (Config::kInStep) sync_consumers<Config>();
       if constexpr (Config::kWide && Epilogue::kByElement) {
         finish_alone<Config, kWidth>(epilogue, piece, s, acc);
-      } else if constexpr (Config::kWide && Config::kFp8 && Epilogue::kGated) {
-        if (!finish_fp8<Config, kWidth>(epilogue, piece, s, acc)) {
+      } else if constexpr (Config::kWide && Epilogue::kGated) {
+        const bool from_registers = epilogue_of_item<Config>(epilogue, s).template from_registers<Config>();
+        if (!from_registers || !finish_hidden<Config, kWidth>(epilogue, piece, s, acc)) {
           finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
-          sync_meeting<Config>(consumer.place.group);  // the next piece may leave other things there
+          if (from_registers) sync_meeting<Config>(consumer.place.group);  // before other things lie there
         }
       } else {
         finish<Config, kWidth>(epilogue, piece, weight_scale, s, acc);
