@@ -196,7 +196,8 @@ struct GatedEpilogue {
   // Of wide tiles: whether h may be made of registers (register_epilogue.cuh).
   template <class Config>
   __device__ bool from_registers() const {
-    return in.scales == nullptr && out.mode == (Config::kFp8 ? L1Output::kFp8 : L1Output::kCompactBf16);
+    if constexpr (Config::kFp8) return out.mode == L1Output::kFp8;
+    return out.mode == L1Output::kCompactBf16 || (out.mode == L1Output::kNvfp4 && out.values != nullptr);
   }
 
   template <class Sums>

@@ -99,6 +99,11 @@ TEST_F(FusedTest, ThreeWaysAgreeIn500Trials) {
     };
     const HiddenResult fused = run(L1Output::kNvfp4, 0x7F);
     expect_same(run(L1Output::kNvfp4, 0xFF), fused);
+    if (format == ActivationFormat::kNvfp4) {  // as a pass has it
+      expect_same(layer.gemm1(x, routed, L1Output::kNvfp4, scales,
+                              {.tile = tile, .max_rows = max_rows, .poison = 0x7F, .decoded = true}),
+                  decoded(fused));
+    }
     for (const L1Output mode : modes_of(config, format)) {
       if (mode == L1Output::kNvfp4) continue;
       SCOPED_TRACE(to_string(mode));

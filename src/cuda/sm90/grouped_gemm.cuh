@@ -151,7 +151,7 @@ struct TokenScales {
 template <class Config>
 struct Work {
   Tile tile;
-  TokenScales scales[Config::kTokens];
+  alignas(16) TokenScales scales[Config::kTokens];
 };
 
 template <class Config>

@@ -1,10 +1,10 @@
-// register_epilogue.cuh: h of wide tiles, from the registers that wgmma leaves gate and up in, to BF16 or
-// E4M3.
+// register_epilogue.cuh: h of wide tiles, from the registers that wgmma leaves gate and up in.
 //
 // A thread has gate and up of the same elements: in each of its tiles of weights of column lane / 4 of its
 // warp's eight, and of tokens 8 j + 2 (lane % 4) + {0, 1}. So h needs no other thread; what needs others is
-// to write adjacent columns, which four lanes exchange, and, of E4M3, the scale of 128 columns, which are
-// those of all warps: each leaves its largest magnitudes, and a thread makes a token's scale.
+// to write adjacent columns, which four lanes exchange, and a scale. That of 128 columns of E4M3 belongs to
+// all warps, which leave their largest magnitudes for each other; for NVFP4 h is written as BF16 first, and
+// then a thread takes each block of 16.
 //
 // All this is unrolled over a tile's tokens, so there must be little of it: where the activation's BF16
 // cannot be told (activate.cuh) sums wait in a list, which a warp goes through once, a lane an entry. Where
@@ -30,19 +30,18 @@ struct DoubtfulFour {
   std::uint32_t four, lane;
 };
 
-// What passes through shared memory, where sums do otherwise: a warp's list lies in a quarter of the room of
-// its warpgroup's first tile;
+// What passes through shared memory, where sums do otherwise: a warpgroup's, in the room of its first tile;
 template <class Config>
-struct Doubtful {
-  static constexpr int kRoomBytes = Config::kPassTokens * Config::kPitch;
-  static constexpr int kMost = kRoomBytes / static_cast<int>(sizeof(DoubtfulFour));
-  static_assert(kRoomBytes % 16 == 0);
-  static __device__ DoubtfulFour* list(GemmStorage<Config>& s, int group, int warp) {
-    auto* room = reinterpret_cast<std::uint8_t*>(s.sums[group * Config::kOwnTiles]);
-    return reinterpret_cast<DoubtfulFour*>(room + warp % 4 * kRoomBytes);
+struct GroupRoom {
+  static constexpr int kMost = Config::kPassTokens * Config::kPitch / static_cast<int>(sizeof(DoubtfulFour));
+  DoubtfulFour doubtful[4][kMost];  // of each warp
+
+  static __device__ GroupRoom& place(GemmStorage<Config>& s, int group) {
+    static_assert(sizeof(GroupRoom) <= sizeof(s.sums[0]));
+    return *reinterpret_cast<GroupRoom*>(s.sums[group * Config::kOwnTiles]);
   }
 };
-// what warps tell each other of E4M3, in that of another tile.
+// E4M3: what warps tell each other, in that of another tile.
 template <class Config>
 struct Fp8Meeting {
   std::uint32_t amax[4 * Config::kConsumers][Config::kTokens / 2];  // magnitudes of two tokens' BF16
@@ -56,6 +55,7 @@ struct Fp8Meeting {
 
 // A thread's elements by fours: two tokens 8 j + .. of its first tile and the same of its second; or, where
 // it has one tile, those of two j. Beyond the last j there is nothing.
+// The scales of FP8 tokens are in the sums.
 template <class Config, int kWidth, class Epilogue>
 struct Fours {
   static constexpr int kEights = kWidth / 8;
@@ -70,14 +70,20 @@ struct Fours {
   }
 
   const Accumulators<Config, kWidth>& acc;
+  const TokenScales* scales;  // of the tile's tokens
   float2 weight_scale;
   bool biased;
   float gate_bias[Config::kOwnTiles], up_bias[Config::kOwnTiles];
 
-  __device__ Fours(const Epilogue& epilogue, const Accumulators<Config, kWidth>& sums, int expert, int col)
-      : acc(sums), weight_scale(epilogue.expert_scales(expert)), biased(epilogue.gate_bias != nullptr) {
-    // A power of two: exact.
-    weight_scale.x *= epilogue.in.operand_factor, weight_scale.y *= epilogue.in.operand_factor;
+  __device__ Fours(const Epilogue& epilogue, const Accumulators<Config, kWidth>& sums,
+                   const TokenScales* token_scales, int expert, int col)
+      : acc(sums),
+        scales(token_scales),
+        weight_scale(epilogue.expert_scales(expert)),
+        biased(epilogue.gate_bias != nullptr) {
+    if constexpr (Config::kFp8) {  // a power of two: exact
+      weight_scale.x *= epilogue.in.operand_factor, weight_scale.y *= epilogue.in.operand_factor;
+    }
 #pragma unroll
     for (int t = 0; t < Config::kOwnTiles; ++t) {
       const std::int64_t at =
@@ -87,11 +93,22 @@ struct Fours {
     }
   }
   __device__ __forceinline__ void read(int four, float (&gate)[4], float (&up)[4]) const {
+    float4 of_tokens[2];  // of each j: scales of two tokens
+    if constexpr (!Config::kFp8) {
+      const int first = 2 * (thread_index() % 4);
+#pragma unroll
+      for (int i = 0; i < 4; i += 2)
+        of_tokens[i / 2] = *reinterpret_cast<const float4*>(&scales[first + 8 * (eight(four, i) % kEights)]);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int j = eight(four, i) % kEights;
-      gate[i] = __fmul_rn(acc[tile(i)][4 * j + i % 2], weight_scale.x);
-      up[i] = __fmul_rn(acc[tile(i)][4 * j + 2 + i % 2], weight_scale.y);
+      gate[i] = acc[tile(i)][4 * j + i % 2], up[i] = acc[tile(i)][4 * j + 2 + i % 2];
+      if constexpr (!Config::kFp8) {
+        const float scale = i % 2 == 0 ? of_tokens[i / 2].x : of_tokens[i / 2].z;
+        gate[i] = __fmul_rn(gate[i], scale), up[i] = __fmul_rn(up[i], scale);
+      }
+      gate[i] = __fmul_rn(gate[i], weight_scale.x), up[i] = __fmul_rn(up[i], weight_scale.y);
       if (eight(four, i) >= kEights) gate[i] = up[i] = 1.0f;
     }
     if (!biased) return;
@@ -110,11 +127,9 @@ struct Doubts {
 };
 // h of all of a thread's fours, handed to take(four, elements 0 and 1, elements 2 and 3) as BF16; those in
 // doubt, too, but they go into the list.
-template <class Config, int kWidth, class Epilogue, class Take>
-__device__ __forceinline__ Doubts activate_fours(const Epilogue& epilogue,
-                                                 const Fours<Config, kWidth, Epilogue>& fours, int rows,
+template <class Config, class F, class Epilogue, class Take>
+__device__ __forceinline__ Doubts activate_fours(const Epilogue& epilogue, const F& fours, int rows,
                                                  DoubtfulFour* list, const Take& take) {
-  using F = Fours<Config, kWidth, Epilogue>;
   const cuda::StepsOfAny steps(epilogue.activation);
   const int lane = thread_index() % 32;
   Doubts doubts{0, 0};
@@ -128,7 +143,7 @@ __device__ __forceinline__ Doubts activate_fours(const Epilogue& epilogue,
     const std::uint32_t lanes = __ballot_sync(~0u, doubt);
     if (lanes == 0) continue;
     const int at = doubts.count + __popc(lanes & ((1u << lane) - 1));
-    if (doubt && at < Doubtful<Config>::kMost) {
+    if (doubt && at < GroupRoom<Config>::kMost) {
       fours.read(four, gate[0], up[0]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -160,35 +175,75 @@ __device__ __forceinline__ uint2 exchange_halves(std::uint32_t first, std::uint3
   return make_uint2(__byte_perm(a, near, odd ? 0x3254 : 0x5410), __byte_perm(b, near, odd ? 0x3276 : 0x7610));
 }
 
-// ---- BF16
+// ---- BF16, and NVFP4 decoded
+
+// BF16 [rows, 16 or 32 columns], a row `pitch` on from the last, to what their NVFP4 stands for but for
+// tensor scales; by a warpgroup. A call, for it is the same for all widths.
+static __device__ __noinline__ void quantize_in_place(__nv_bfloat16* values, std::int64_t pitch, int rows,
+                                                      int blocks, const TokenScales* scales,
+                                                      unsigned long long* saturated) {
+  for (int i = thread_index() % 128; i < rows * blocks; i += 128) {
+    const int row = blocks == 2 ? i / 2 : i, block = i - row * blocks;
+    auto* at = reinterpret_cast<uint4*>(values + row * pitch + block * kNvfp4Block);
+    const uint4 low = __ldcg(at), high = __ldcg(at + 1);
+    const std::uint32_t x[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+    std::uint32_t both = 0;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) both = __vmaxu2(both, x[k / 2][k % 2] & 0x7FFF7FFFu);
+    const std::uint32_t amax = max(both << 16, both & 0xFFFF0000u);
+    const float g = scales[row].out;
+    Nvfp4Scale scale{kE4M3NaN, false};
+    cuda::FourCodes codes[4] = {};
+    if (amax < kFloatInf) {
+      if (cuda::fast_scale(amax, g, scale)) {
+        const float d = cuda::scale_of_e4m3(scale.code) * g;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) codes[k] = cuda::encode_four(x[k], d);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const auto slow = cuda::encode_four_slowly(make_uint2(x[k][0], x[k][1]), float_of_bits(amax), g);
+          codes[k] = slow.codes, scale = slow.scale;
+        }
+      }
+    }
+    const float decoding = cuda::decoding_scale(scale.code);
+    uint2 y[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) y[k] = codes[k].decoded(x[k], decoding);
+    at[0] = make_uint4(y[0].x, y[0].y, y[1].x, y[1].y);
+    at[1] = make_uint4(y[2].x, y[2].y, y[3].x, y[3].y);
+    if (scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
+  }
+}
 
 // False, of all threads of the warpgroup: a list was too short.
 template <class Config, int kWidth, class Epilogue>
-__device__ __forceinline__ bool finish_bf16(const Epilogue& epilogue, const Tile& tile, int group,
-                                            GemmStorage<Config>& s, const Accumulators<Config, kWidth>& acc) {
+__device__ __forceinline__ bool finish_bf16(const Epilogue& epilogue, const Tile& tile,
+                                            const TokenScales* scales, int group, GemmStorage<Config>& s,
+                                            const Accumulators<Config, kWidth>& acc) {
   static_assert(Config::kOwnTiles == 1);
   using F = Fours<Config, kWidth, Epilogue>;
-  const int thread = thread_index(), lane = thread % 32, warp = uniform(thread / 32);
-  const int intermediate = epilogue.out.intermediate;
-  const int warp_col = (tile.weight_tile + group) * (kTileRows / 2) + warp % 4 * 8;
-  __nv_bfloat16* to =
-      epilogue.out.values + static_cast<std::int64_t>(tile.first_row) * intermediate + warp_col;
+  const int thread = thread_index(), lane = thread % 32, warp = uniform(thread / 32) % 4;
+  const std::int64_t intermediate = epilogue.out.intermediate;
+  const int first_col = (tile.weight_tile + group) * (kTileRows / 2), warp_col = first_col + warp * 8;
+  __nv_bfloat16* to = epilogue.out.values + tile.first_row * intermediate + warp_col;
   __builtin_assume(__isGlobal(to));  // the pointer itself came from shared memory
-  DoubtfulFour* list = Doubtful<Config>::list(s, group, warp);
+  DoubtfulFour* list = GroupRoom<Config>::place(s, group).doubtful[warp];
   Doubts doubts{0, 0};
   if (warp_col < intermediate) {
-    const F fours(epilogue, acc, tile.expert, warp_col + lane / 4);
+    const F fours(epilogue, acc, scales, tile.expert, warp_col + lane / 4);
     // After the exchange: the token of the first four, and the four columns.
     const int own_token = lane / 8 % 2 * 8 + 2 * (lane % 4) + lane / 4 % 2;
-    __nv_bfloat16* own = to + static_cast<std::int64_t>(own_token) * intermediate + lane / 16 * 4;
+    __nv_bfloat16* own = to + own_token * intermediate + lane / 16 * 4;
     const auto store = [&](int four, std::uint32_t first, std::uint32_t second) {
       const uint2 h = exchange_halves(first, second, lane);
       if (16 * four + own_token < tile.rows) *reinterpret_cast<uint2*>(own) = h;
-      own += 16 * static_cast<std::int64_t>(intermediate);
+      own += 16 * intermediate;
     };
-    doubts = activate_fours<Config, kWidth, Epilogue>(epilogue, fours, tile.rows, list, store);
+    doubts = activate_fours<Config>(epilogue, fours, tile.rows, list, store);
   }
-  if (!all_meeting<Config>(group, doubts.count <= Doubtful<Config>::kMost)) return false;
+  if (!all_meeting<Config>(group, doubts.count <= GroupRoom<Config>::kMost)) return false;
     // What has been written of those in doubt is written again.
 #pragma unroll 1
   for (int i = lane; i < doubts.count; i += 32) {
@@ -198,9 +253,14 @@ __device__ __forceinline__ bool finish_bf16(const Epilogue& epilogue, const Tile
 #pragma unroll 1
     for (int k = 0; k < 4; ++k) {
       const int token = F::token(four, k, owner);
-      if (token < tile.rows)
-        to[static_cast<std::int64_t>(token) * intermediate + owner / 4] = __float2bfloat16_rn(doubtful.up[k]);
+      if (token < tile.rows) to[token * intermediate + owner / 4] = __float2bfloat16_rn(doubtful.up[k]);
     }
+  }
+  if (epilogue.out.mode == L1Output::kNvfp4 && first_col < intermediate) {
+    sync_meeting<Config>(group);
+    quantize_in_place(epilogue.out.values + tile.first_row * intermediate + first_col, intermediate,
+                      tile.rows, min(2, static_cast<int>(intermediate - first_col) / kNvfp4Block), scales,
+                      epilogue.out.saturated);
   }
   return true;
 }
@@ -209,9 +269,9 @@ __device__ __forceinline__ bool finish_bf16(const Epilogue& epilogue, const Tile
 
 // h of the fours in doubt, by the definition, into the list and from there into h. False: not all are
 // ordinary (activate_all()).
-template <class Config, int kWidth>
+template <int kFours>
 __device__ __forceinline__ bool settle(const ActivationConfig& activation, Doubts doubts, DoubtfulFour* list,
-                                       std::uint32_t (&h)[kWidth / 8][2]) {
+                                       std::uint32_t (&h)[kFours][2]) {
   const int lane = thread_index() % 32;
   bool told = true;
   __syncwarp();
@@ -226,7 +286,7 @@ __device__ __forceinline__ bool settle(const ActivationConfig& activation, Doubt
   __syncwarp();
   int before = 0;
 #pragma unroll
-  for (int four = 0; four < kWidth / 8; ++four) {
+  for (int four = 0; four < kFours; ++four) {
     const bool doubt = (doubts.mask >> four & 1) != 0;
     const std::uint32_t lanes = __ballot_sync(~0u, doubt);
     if (lanes == 0) continue;
@@ -283,16 +343,16 @@ __device__ __forceinline__ bool finish_fp8(const Epilogue& epilogue, const Tile&
   if (first_col + kFp8Tile > intermediate) return false;
   const int warp_col = first_col + group * (kFp8Tile / 2) + warp % 4 * 8;
   Fp8Meeting<Config>& meeting = Fp8Meeting<Config>::place(s);
-  DoubtfulFour* list = Doubtful<Config>::list(s, group, warp);
+  DoubtfulFour* list = GroupRoom<Config>::place(s, group).doubtful[warp % 4];
 
   std::uint32_t h[kEights][2];
-  const Fours<Config, kWidth, Epilogue> fours(epilogue, acc, tile.expert, warp_col + lane / 4);
+  const Fours<Config, kWidth, Epilogue> fours(epilogue, acc, nullptr, tile.expert, warp_col + lane / 4);
   const auto keep = [&](int j, std::uint32_t first, std::uint32_t second) {
     h[j][0] = first, h[j][1] = second;
   };
-  const Doubts doubts = activate_fours<Config, kWidth, Epilogue>(epilogue, fours, tile.rows, list, keep);
-  bool ordinary = doubts.count <= Doubtful<Config>::kMost;
-  if (ordinary && doubts.count > 0) ordinary = settle<Config, kWidth>(epilogue.activation, doubts, list, h);
+  const Doubts doubts = activate_fours<Config>(epilogue, fours, tile.rows, list, keep);
+  bool ordinary = doubts.count <= GroupRoom<Config>::kMost;
+  if (ordinary && doubts.count > 0) ordinary = settle(epilogue.activation, doubts, list, h);
   leave_largest<kEights>(h, meeting.amax[warp]);
   sync_meeting<Config>(group);
 
@@ -336,7 +396,7 @@ __device__ __forceinline__ bool finish_fp8(const Epilogue& epilogue, const Tile&
   return true;
 }
 
-// ---- Both
+// ---- Any
 
 template <class Config, int kWidth, class Epilogue>
 __device__ __forceinline__ bool finish_hidden(const Epilogue& parameter, Piece piece, GemmStorage<Config>& s,
@@ -344,11 +404,12 @@ __device__ __forceinline__ bool finish_hidden(const Epilogue& parameter, Piece p
   const int group = place_of<Config>(thread_index()).group;
   sync_group<Config>(group);  // the tile has been written
   const Epilogue& epilogue = epilogue_of_item<Config>(parameter, s);
-  const Tile tile = s.work[group][piece.turn()].tile;
+  const Work<Config>& work = s.work[group][piece.turn()];
+  const Tile tile = work.tile;
   if constexpr (Config::kFp8) {
     return finish_fp8<Config, kWidth>(epilogue, tile, group, s, acc);
   } else {
-    return finish_bf16<Config, kWidth>(epilogue, tile, group, s, acc);
+    return finish_bf16<Config, kWidth>(epilogue, tile, work.scales, group, s, acc);
   }
 }
 
