@@ -572,5 +572,38 @@ TEST_F(SmallGemms, EveryTile) {
     run(kActivations[3], tile_kinds(type));
 }
 
+// Wide tiles of which each CTA has several, one after the other in the same shared memory: h from registers,
+// y, bit for bit those of a narrow tile.
+TEST_F(SmallGemms, SeveralPiecesForEachCta) {
+  constexpr int kExperts = 40;
+  constexpr std::int64_t kRows = 24 * kExperts;
+  cuda::Random random(1);
+  const RoutedRows routed = ragged_rows(kRows, kExperts, 0, random);
+  const std::vector<float> scales = testing::h_scales(kRows, 1);
+  const auto first = testing::wide_layer(testing::make_config(64, 2048, kExperts, 1, kActivations[0]),
+                                         Operands::kRandom, true, 2);
+  const auto second = testing::wide_layer(testing::make_config(4096, 64, kExperts, 1, kActivations[0]),
+                                          Operands::kRandom, true, 3);
+  const DeviceLayer first_layer(first->weights), second_layer(second->weights);
+  for (const auto& [format, mode] : {std::pair{ActivationFormat::kBf16, L1Output::kCompactBf16},
+                                     std::pair{ActivationFormat::kNvfp4, L1Output::kNvfp4},
+                                     std::pair{ActivationFormat::kFp8, L1Output::kFp8}}) {
+    const OperandType type = operand_type(format);
+    const Rows x = testing::wide_rows(format, kRows, 64, Operands::kRandom, 4);
+    const auto run_first = [&](const TileChoice& tile) {
+      return first_layer.gemm1(x, routed, mode, mode == L1Output::kNvfp4 ? scales : std::vector<float>(),
+                               {.tile = tile, .decoded = true});
+    };
+    const TileChoice narrow{narrow_tile(type), 4};
+    for (const TileChoice& tile : tile_kinds(type)) {
+      if (tile.tokens <= narrow_tile(type)) continue;
+      SCOPED_TRACE(tile);
+      expect_same(run_first(tile), run_first(narrow));
+      EXPECT_TRUE(cuda::same_bytes(second_layer.gemm2(x, routed, {.tile = tile}),
+                                   second_layer.gemm2(x, routed, {.tile = narrow})));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace megamoe::sm90

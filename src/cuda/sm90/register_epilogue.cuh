@@ -182,16 +182,25 @@ __device__ __forceinline__ uint2 exchange_halves(std::uint32_t first, std::uint3
 static __device__ __noinline__ void quantize_in_place(__nv_bfloat16* values, std::int64_t pitch, int rows,
                                                       int blocks, const TokenScales* scales,
                                                       unsigned long long* saturated) {
-  for (int i = thread_index() % 128; i < rows * blocks; i += 128) {
-    const int row = blocks == 2 ? i / 2 : i, block = i - row * blocks;
-    auto* at = reinterpret_cast<uint4*>(values + row * pitch + block * kNvfp4Block);
-    const uint4 low = __ldcg(at), high = __ldcg(at + 1);
+  const auto row_of = [&](int i) { return blocks == 2 ? i / 2 : i; };
+  const auto place = [&](int i) {
+    const int row = row_of(i);
+    return reinterpret_cast<uint4*>(values + row * pitch + (i - row * blocks) * kNvfp4Block);
+  };
+  const int end = rows * blocks;
+  int i = thread_index() % 128;
+  if (i >= end) return;
+  uint4 next[2] = {__ldcg(place(i)), __ldcg(place(i) + 1)};
+#pragma unroll 1
+  for (; i < end; i += 128) {
+    const uint4 low = next[0], high = next[1];
+    if (i + 128 < end) next[0] = __ldcg(place(i + 128)), next[1] = __ldcg(place(i + 128) + 1);
     const std::uint32_t x[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
     std::uint32_t both = 0;
 #pragma unroll
     for (int k = 0; k < 8; ++k) both = __vmaxu2(both, x[k / 2][k % 2] & 0x7FFF7FFFu);
     const std::uint32_t amax = max(both << 16, both & 0xFFFF0000u);
-    const float g = scales[row].out;
+    const float g = scales[row_of(i)].out;
     Nvfp4Scale scale{kE4M3NaN, false};
     cuda::FourCodes codes[4] = {};
     if (amax < kFloatInf) {
@@ -211,6 +220,7 @@ static __device__ __noinline__ void quantize_in_place(__nv_bfloat16* values, std
     uint2 y[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) y[k] = codes[k].decoded(x[k], decoding);
+    uint4* at = place(i);
     at[0] = make_uint4(y[0].x, y[0].y, y[1].x, y[1].y);
     at[1] = make_uint4(y[2].x, y[2].y, y[3].x, y[3].y);
     if (scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);
