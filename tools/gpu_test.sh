@@ -3,7 +3,8 @@
 # a short table last. Usage: tools/gpu_test.sh [folder with gpu_test and the benchmarks] [folder for logs]
 #
 # The folder may be a build folder or a copy of its programs (with libfmt.so.* and libgomp.so.* beside them, where the
-# machine lacks those). Where a wheel of the Python package lies there too, python3 (with torch and pytest) tests it.
+# machine lacks those). Where a wheel of the Python package lies there too, python3 (with torch and pytest) tests it. A
+# compute-sanitizer that lies there is used before the machine's own.
 set -uo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 programs=${1:-$here/build/hopper}
@@ -71,9 +72,12 @@ small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRo
 small+=':*DecodesWhatItMade*'
 small+=':*SortTest.IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Small*'
 small+=':*OnlyTheRowsThatThereAre*:*AConstantScale*:*OneTensorScale*'
-if command -v compute-sanitizer >/dev/null; then
+sanitizer=$(find_program compute-sanitizer)
+[ -n "$sanitizer" ] || sanitizer=$(command -v compute-sanitizer)
+if [ -n "$sanitizer" ]; then
+  table+=("$("$sanitizer" --version | grep -i version | head -n 1)")
   for checker in memcheck racecheck initcheck; do
-    step "$checker" compute-sanitizer --tool "$checker" --error-exitcode 9 "$gpu_test" --gtest_brief=1 "--gtest_filter=$small"
+    step "$checker" "$sanitizer" --tool "$checker" --error-exitcode 9 "$gpu_test" --gtest_brief=1 "--gtest_filter=$small"
   done
 else
   table+=("compute-sanitizer        not installed")
