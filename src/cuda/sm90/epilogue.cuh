@@ -173,7 +173,8 @@ __device__ inline void add_bias(const float* bias, float (&to)[4]) {
 // The epilogues. expert_scales() are the tensor scales of an expert's weights. run() gets four adjacent
 // weight rows of one token, or of several (ItemSums in grouped_gemm.cuh), and the token's scales; all lanes
 // of a warp call it together, with adjacent items. kByElement: no element needs another, and run_all() takes
-// accumulators from where they are.
+// accumulators from where they are. kGated: they are of gate and up, of which finish_hidden() makes h where
+// from_registers() says so.
 
 // First GEMM of a gated layer. Of 16 weight rows 8 are gate's and 8 up's: an item is four columns of h.
 struct GatedEpilogue {

@@ -1,4 +1,4 @@
-// fused_test.cc: h made FP4 in the epilogue is, byte for byte, what the quantisers make of h in BF16.
+// fused_test.cc: h made FP4 or E4M3 in the epilogue is, byte for byte, what the quantisers make of h in BF16.
 #include <algorithm>
 
 #include "cuda/quantize.h"

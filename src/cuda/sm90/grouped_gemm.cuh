@@ -574,8 +574,8 @@ struct ItemSums {
 };
 
 // The index of a piece, and in the last bit which of the two notes of work is its: one register. Two pieces
-// apart a barrier, of finish(), finish_alone() or where a piece is passed by, lies between what is written
-// there and what was read before.
+// apart a barrier, of finish(), finish_alone(), finish_hidden() or where a piece is passed by, lies between
+// what is written there and what was read before.
 class Piece {
  public:
   explicit __device__ Piece(int index) : bits_(2 * index) {}

@@ -7,8 +7,10 @@
 // then a thread takes each block of 16.
 //
 // All this is unrolled over a tile's tokens, so there must be little of it: where the activation's BF16
-// cannot be told (activate.cuh) sums wait in a list, which a warp goes through once, a lane an entry. Where
-// that is not enough the tile is left to finish().
+// cannot be told (activate.cuh) gate and up wait in a list, which a warp goes through once, a lane an entry.
+// Where that is not enough the tile is left to finish(); of E4M3, too, where a group of 128 columns is not
+// whole, where h is 0 throughout, huge or tiny, and where a number in the list is not ordinary
+// (activate_all()).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +32,7 @@ struct DoubtfulFour {
   std::uint32_t four, lane;
 };
 
-// What passes through shared memory, where sums do otherwise: a warpgroup's, in the room of its first tile;
+// What passes through shared memory, where sums do otherwise, in the room of a warpgroup's first tile.
 template <class Config>
 struct GroupRoom {
   static constexpr int kMost = Config::kPassTokens * Config::kPitch / static_cast<int>(sizeof(DoubtfulFour));
@@ -41,7 +43,7 @@ struct GroupRoom {
     return *reinterpret_cast<GroupRoom*>(s.sums[group * Config::kOwnTiles]);
   }
 };
-// E4M3: what warps tell each other, in that of another tile.
+// And what the warps of both tell each other for E4M3, in that of another tile.
 template <class Config>
 struct Fp8Meeting {
   std::uint32_t amax[4 * Config::kConsumers][Config::kTokens / 2];  // magnitudes of two tokens' BF16
@@ -54,8 +56,8 @@ struct Fp8Meeting {
 };
 
 // A thread's elements by fours: two tokens 8 j + .. of its first tile and the same of its second; or, where
-// it has one tile, those of two j. Beyond the last j there is nothing.
-// The scales of FP8 tokens are in the sums.
+// it has one tile, those of two j. Beyond the last j there are ones. The scales of FP8 tokens are in the
+// sums.
 template <class Config, int kWidth, class Epilogue>
 struct Fours {
   static constexpr int kEights = kWidth / 8;
@@ -81,7 +83,8 @@ struct Fours {
         scales(token_scales),
         weight_scale(epilogue.expert_scales(expert)),
         biased(epilogue.gate_bias != nullptr) {
-    if constexpr (Config::kFp8) {  // a power of two: exact
+    // A power of two: exact, but that a sum beyond 2^125 does not become infinite as in finish().
+    if constexpr (Config::kFp8) {
       weight_scale.x *= epilogue.in.operand_factor, weight_scale.y *= epilogue.in.operand_factor;
     }
 #pragma unroll
@@ -254,7 +257,7 @@ __device__ __forceinline__ bool finish_bf16(const Epilogue& epilogue, const Tile
     doubts = activate_fours<Config>(epilogue, fours, tile.rows, list, store);
   }
   if (!all_meeting<Config>(group, doubts.count <= GroupRoom<Config>::kMost)) return false;
-    // What has been written of those in doubt is written again.
+  // What has been written of those in doubt is written again.
 #pragma unroll 1
   for (int i = lane; i < doubts.count; i += 32) {
     DoubtfulFour& doubtful = list[i];
