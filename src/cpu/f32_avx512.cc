@@ -12,6 +12,7 @@ alignas(64) constexpr float kValues[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.
 
 struct F32Avx512 : Zmm {
   static constexpr int kFew = 3, kPanels = 2, kTile = 12, kSteps = 8;
+  static constexpr bool kHasNvfp4 = true;
 
   template <bool kFold>
   static Floats prepare_scales(const std::uint8_t* p) {

@@ -24,6 +24,7 @@ constexpr int kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
 
 struct F32Avx512Bf16 : Zmm {
   static constexpr int kFew = 4, kPanels = 2, kTile = 12, kSteps = 4;
+  static constexpr bool kHasNvfp4 = true;
 
   static Floats dot(Floats sum, Ints a, Ints b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));

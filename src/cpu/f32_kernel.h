@@ -13,6 +13,7 @@
 // A Vector is a Ymm or a Zmm (ymm.h, zmm.h) that has
 //   kFew, kPanels, kTile   as above
 //   kSteps                 vectors that 8 columns of weights are, and words that 8 columns of x are
+//   kHasNvfp4              whether it is for NVFP4 that is not folded, too
 //   prepare_scales<fold>   of a block of NVFP4, for
 //   step_of_codes<fold>    a step of 8 columns of it
 //   step_of_bf16           likewise, of BF16
@@ -288,7 +289,8 @@ void multiply_panels(const F32Panel* panels, std::int64_t first, std::int64_t bl
       multiply_source<V, Bf16Source<V>, kPanels>(panels, first, blocks, x, sums);
       break;
     case PanelFormat::kNvfp4:
-      multiply_source<V, Nvfp4Source<V, false>, kPanels>(panels, first, blocks, x, sums);
+      if constexpr (V::kHasNvfp4)
+        multiply_source<V, Nvfp4Source<V, false>, kPanels>(panels, first, blocks, x, sums);
       break;
     case PanelFormat::kFolded:
       multiply_source<V, Nvfp4Source<V, true>, kPanels>(panels, first, blocks, x, sums);

@@ -33,6 +33,7 @@ struct F32Slab {
 };
 
 void multiply_f32_avx2(const F32Slab& slab);
+void multiply_bf16_avx2(const F32Slab& slab);  // part of it: all panels in kNvfp4, x in BF16
 void multiply_f32_avx512(const F32Slab& slab);
 void multiply_f32_avx512_bf16(const F32Slab& slab);  // no panel in kF32
 

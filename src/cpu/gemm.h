@@ -5,7 +5,8 @@
 //   nvfp4  one FP32 accumulator; for each block, ascending, acc += dot * (s_w * s_x), dot an exact integer
 //          and the products exact, so that each block costs one rounding
 //   fp8    for each 128 columns an FP32 sum of exact products, times the token's scale, added in FP32
-//   bf16   for each 128 columns an FP32 sum of products with x, added in FP32
+//   bf16   for each 128 columns an FP32 sum of products with x, added in FP32; with NVFP4 weights on AVX2 for
+//          each block a sum of codes times x, times the block's scale, added
 #pragma once
 
 #include <cstdint>

@@ -12,6 +12,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/decode.h"
 #include "cpu/test_kernel.h"
+#include "numerics/bf16.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -191,6 +192,67 @@ TEST(CpuKernels, HaveTheBitsOfTheDefinition) {
                         (std::isnan(actual) && std::isnan(wanted)))
                 << "panel " << p << ", row " << i << ", lane " << r << ": " << actual << " instead of "
                 << wanted;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Of BF16 activations gemm.h promises less: an order that depends on nothing but the number of columns. So a
+// row alone and a matrix alone have the bits that they have among others, whatever the others' format.
+TEST(CpuKernels, Bf16SumsDoNotDependOnWhatElseASlabHas) {
+  for (std::int64_t rows = 1; rows <= 35; rows += rows < 17 ? 1 : 6) {
+    std::mt19937 random(static_cast<unsigned>(rows));
+    const std::int64_t outputs = 3 * kPanel, cols = rows % 3 == 0 ? 1024 * 8 + 48 : 16 * (7 + rows);
+    Codes w(random, outputs, cols);
+    for (std::size_t i = 5; i < w.scales.size(); i += 91) w.scales[i] |= 0x80;
+    w.scales.back() = kE4M3NaN;
+    std::vector<bf16> values(static_cast<std::size_t>(outputs * cols)),
+        x(static_cast<std::size_t>(rows * cols));
+    std::normal_distribution<float> normal;
+    for (std::vector<bf16>* all : {&values, &x}) {
+      for (bf16& v : *all) v = to_bf16(normal(random));
+    }
+    WeightMatrix nvfp4{.format = WeightFormat::kNvfp4, .rows = outputs, .cols = cols};
+    nvfp4.codes = w.codes.data();
+    nvfp4.scales = w.scales.data();
+    WeightMatrix b16{.format = WeightFormat::kBf16, .rows = outputs, .cols = cols};
+    b16.b16 = values.data();
+    const PackedMatrix packed[2] = {{nvfp4, nullptr}, {b16, nullptr}};
+    const ActivationRows view{.rows = rows, .cols = cols, .row_stride = cols, .values = x.data()};
+    for (const Kernel& kernel : all_kernels()) {
+      if (!kernel.supported) continue;
+      SCOPED_TRACE(fmt::format("{}, {} rows, {} columns", kernel.name, rows, cols));
+      const auto multiply = [&](const Slab& slab) {
+        std::vector<float> sums(
+            static_cast<std::size_t>(slab.num_matrices * slab.panels * slab.rows * kPanel), -1.0f);
+        kernel.multiply_f32({slab, sums.data()});
+        return sums;
+      };
+      Slab all{.num_matrices = 2, .first_panel = 1, .panels = 2, .x = &view, .rows = rows};
+      for (const int first : {0, 1}) {
+        all.matrices[0] = &packed[first], all.matrices[1] = &packed[1 - first];
+        std::vector<float> sums = multiply(all);
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (int m = 0; m < 2; ++m) {
+            Slab alone{.matrices = {all.matrices[m], nullptr},
+                       .num_matrices = 1,
+                       .first_panel = 1,
+                       .panels = 2,
+                       .x = &view,
+                       .first_row = i,
+                       .rows = 1};
+            const std::vector<float> wanted = multiply(alone);
+            for (std::int64_t p = 0; p < 2; ++p) {
+              const float* actual = Sums{all, sums.data()}.at(m, p, i);
+              for (std::int64_t r = 0; r < kPanel; ++r) {
+                const float expected = wanted[static_cast<std::size_t>(p * kPanel + r)];
+                ASSERT_TRUE(bits_of_float(actual[r]) == bits_of_float(expected) ||
+                            (std::isnan(actual[r]) && std::isnan(expected)))
+                    << "matrix " << m << ", panel " << p << ", row " << i << ", lane " << r;
+              }
+            }
           }
         }
       }

@@ -238,11 +238,12 @@ double magnitude_of(const ActivationRows& x, std::int64_t r, std::int64_t k) {
 }
 
 // Every term of an output passes at most this many FP32 roundings of 2^-24: its product, the additions
-// within a group of 128 columns, the group's factor, the additions of groups, two scalings and the
-// bias. The reference rounds once more (twice with a bias). Subnormals, which avx512-bf16 takes for 0, do not
-// occur.
+// within a group of 128 columns (or a block of 16), the group's factor, the additions of groups (or blocks),
+// two scalings and the bias. The reference rounds once more (twice with a bias). Subnormals, which
+// avx512-bf16 takes for 0, do not occur.
 double rounding_bound(std::int64_t cols) {
-  return static_cast<double>(1 + 128 + 1 + cols / 128 + 1 + 3 + 2) * 0x1p-24;
+  const std::int64_t additions = std::max(128 + cols / 128 + 1, 16 + cols / 16);
+  return static_cast<double>(1 + additions + 1 + 3 + 2) * 0x1p-24;
 }
 
 void expect_gemm2_within_bound(WeightFormat weights, ActivationFormat format, const Shape& shape,

@@ -30,22 +30,10 @@ struct Weights {
   __m256 scales;
 };
 
-// 16 E4M3 codes, times 2^-8, as Ymm::e4m3 has them; quicker for those that are neither negative nor NaN.
-[[gnu::always_inline]] inline void scales_at(const std::uint8_t* p, __m256 (&out)[2]) {
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  if (_mm_movemask_epi8(_mm_adds_epu8(codes, _mm_set1_epi8(1))) != 0) [[unlikely]] {
-    out[0] = Ymm::e4m3(p), out[1] = Ymm::e4m3(p + 8);
-    return;
-  }
-  const __m128i zero = _mm_setzero_si128();
-  out[0] = _mm256_cvtph_ps(_mm_srli_epi16(_mm_unpacklo_epi8(zero, codes), 1));
-  out[1] = _mm256_cvtph_ps(_mm_srli_epi16(_mm_unpackhi_epi8(zero, codes), 1));
-}
-
 [[gnu::always_inline]] inline void decode_block(const std::uint8_t* codes, const std::uint8_t* scales,
                                                 Weights (&out)[2]) {
   __m256 of_w[2];
-  scales_at(scales, of_w);
+  Ymm::e4m3_of_panel(scales, of_w);
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h, codes += 32) {
     out[h] = {{Ymm::load_low(kDoubledPlus12, codes), Ymm::load_high(kDoubledPlus12, codes),
