@@ -214,6 +214,16 @@ TEST(CpuKernels, Bf16SumsDoNotDependOnWhatElseASlabHas) {
     for (std::vector<bf16>* all : {&values, &x}) {
       for (bf16& v : *all) v = to_bf16(normal(random));
     }
+    // Blocks of x that may be taken for integers, and not quite: zeros, the largest, one bit too many,
+    // numbers without a last bit in common, small and large ones, and faults.
+    const std::uint16_t blocks[][2] = {{0x0000, 0x8000}, {0x3FFE, 0xBFFE}, {0x3FFF, 0xBFFF},
+                                       {0x3FFE, 0x3C01}, {0x3FFE, 0xBB81}, {0x0001, 0x8080},
+                                       {0x7B00, 0x7A81}, {0x7F80, 0x3F80}, {0x7FC0, 0x3F80}};
+    for (std::size_t b = 0; b < std::size(blocks); ++b) {
+      bf16* block =
+          x.data() + static_cast<std::int64_t>(b) % rows * cols + static_cast<std::int64_t>(b) / 2 * 16;
+      for (int i = 0; i < 16; ++i) block[i].bits = blocks[b][(i + i / 4) % 2];
+    }
     WeightMatrix nvfp4{.format = WeightFormat::kNvfp4, .rows = outputs, .cols = cols};
     nvfp4.codes = w.codes.data();
     nvfp4.scales = w.scales.data();
