@@ -23,7 +23,7 @@ namespace megamoe::cpu {
 namespace {
 
 constexpr std::int64_t kBlocksOfSpan = 8, kColumnsOfSpan = 16 * kBlocksOfSpan;
-constexpr int kFew = 4, kTile = 6;  // rows
+constexpr int kFew = 5, kTile = 6;  // rows
 
 // Accesses to memory stay on their side of this. GCC would load all of a block first, and spill it.
 [[gnu::always_inline]] inline void in_order() { asm volatile("" ::: "memory"); }
@@ -239,9 +239,9 @@ void multiply_row(const std::uint8_t* packed, std::int64_t blocks, const float* 
 using MultiplyPacked = void (*)(const std::uint8_t* packed, std::int64_t blocks, const float* x,
                                 std::int64_t stride, float* sums, DecodedSpan* kept);
 constexpr MultiplyPacked kMultiplyFew[kFew - 1] = {multiply_packed<2, false>, multiply_packed<3, false>,
-                                                   multiply_packed<4, false>};
+                                                   multiply_packed<4, false>, multiply_packed<5, false>};
 constexpr MultiplyPacked kMultiplyFirst[kFew - 1] = {multiply_packed<2, true>, multiply_packed<3, true>,
-                                                     multiply_packed<4, true>};
+                                                     multiply_packed<4, true>, multiply_packed<5, true>};
 using MultiplyDecoded = void (*)(const DecodedSpan& span, std::int64_t blocks, const float* x, float* sums);
 constexpr MultiplyDecoded kMultiplyDecoded[kTile] = {multiply_decoded<1>, multiply_decoded<2>,
                                                      multiply_decoded<3>, multiply_decoded<4>,
