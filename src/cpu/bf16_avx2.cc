@@ -13,8 +13,8 @@
 // integers, which take half the instructions, to the same bits.
 //
 // A doubled code is converted from a lane's highest byte, and so is 2^24 times as large; x is made 2^16 times
-// smaller, which is exact for all BF16; the scales come times 2^-8; and all sums are halved at the end. So a
-// block's sum overflows from 2^119 on.
+// smaller, which is exact for all BF16; the scales come times 2^-8, and are halved. So a block's sum
+// overflows from 2^119 on.
 #include "cpu/f32_slab.h"
 #include "cpu/x86.h"
 #include "cpu/ymm.h"
@@ -70,6 +70,8 @@ template <int kRows, bool kKeep>
   }
   __m256 scale[2];
   Ymm::e4m3_of_panel(scales, scale);
+#pragma GCC unroll 64
+  for (__m256& of : scale) of = Ymm::multiply(of, Ymm::broadcast(0.5f));
   if constexpr (kKeep) Ymm::store(kept, scale[0]), Ymm::store(kept + 8, scale[1]);
 #pragma GCC unroll 64
   for (int r = 0; r < kRows; ++r) {
@@ -147,7 +149,7 @@ void multiply_decoded(const DecodedSpan& span, std::int64_t blocks, const float*
 struct IntegerBlock {
   std::int32_t high[4], low[4];  // the integers' digits to the base 256, both signed, of 4 columns each
   std::int32_t seed;             // 12 times their sum
-  float unit;                    // what 1 is worth in add_packed(); 0 if the block is none
+  float unit;                    // what 1 is worth in add_packed(), halved; 0 if the block is none
 };
 
 IntegerBlock integer_block(const std::uint8_t* x) {
@@ -181,7 +183,7 @@ IntegerBlock integer_block(const std::uint8_t* x) {
   __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
   sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4E));
   out.seed = _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xB1)));
-  out.unit = power(exponent - 127 - 14 + 24 - 16);
+  out.unit = power(exponent - 127 - 14 + 24 - 16 - 1);
   return out;
 }
 
@@ -272,7 +274,6 @@ void multiply_bf16_avx2(const F32Slab& slab) {
       rows == 1 ? kMostOfRow : kExpandedWords / (rows * kColumnsOfSpan) * kBlocksOfSpan;
   auto* x = reinterpret_cast<float*>(slab.scratch);
   auto* integers = reinterpret_cast<IntegerBlock*>(slab.scratch + kMostOfRow * 16);  // of a lone row
-  for (std::int64_t i = 0; i < slab.num_panels * sums_of_panel; ++i) slab.sums[i] = 0.0f;
   for (std::int64_t first = 0; first < slab.blocks; first += most_blocks) {
     const std::int64_t rest = slab.blocks - first, blocks = rest < most_blocks ? rest : most_blocks;
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -288,6 +289,7 @@ void multiply_bf16_avx2(const F32Slab& slab) {
     for (std::int64_t p = 0; p < slab.num_panels; ++p) {
       const std::uint8_t* packed = slab.panels[p].packed + first * kBlockOfPanel;
       float* sums = slab.sums + p * sums_of_panel;
+      for (std::int64_t i = 0; first == 0 && i < sums_of_panel; ++i) sums[i] = 0.0f;
       if (rows == 1) {
         multiply_row(packed, blocks, x, integers, sums);
       } else if (rows > kFew) {
@@ -297,7 +299,6 @@ void multiply_bf16_avx2(const F32Slab& slab) {
       }
     }
   }
-  for (std::int64_t i = 0; i < slab.num_panels * sums_of_panel; ++i) slab.sums[i] *= 0.5f;
 }
 
 }  // namespace megamoe::cpu
