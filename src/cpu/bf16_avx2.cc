@@ -10,7 +10,7 @@
 // x is expanded once for all panels, a span of 128 columns after the other, in each the rows one after the
 // other. Up to kFew rows take the weights of a panel as they are decoded; of more rows some do, span by span,
 // and leave them in the first-level cache for the others. A lone row, where it can, is multiplied as
-// integers, which take half the instructions, to the same bits.
+// integers, which takes two thirds of the instructions, to the same bits.
 //
 // A doubled code is converted from a lane's highest byte, and so is 2^24 times as large; x is made 2^16 times
 // smaller, which is exact for all BF16; the scales come times 2^-8, and are halved. So a block's sum
