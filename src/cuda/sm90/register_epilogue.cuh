@@ -257,9 +257,9 @@ __device__ __forceinline__ bool finish_bf16(const Epilogue& epilogue, const Tile
     doubts = activate_fours<Config>(epilogue, fours, tile.rows, list, store);
   }
   if (!all_meeting<Config>(group, doubts.count <= GroupRoom<Config>::kMost)) return false;
-    // What has been written of those in doubt is written again.
 #pragma unroll 1
   for (int i = lane; i < doubts.count; i += 32) {
+    // What has been written of those in doubt is written again.
     DoubtfulFour& doubtful = list[i];
     const int four = static_cast<int>(doubtful.four), owner = static_cast<int>(doubtful.lane);
     cuda::activate_exactly(epilogue.activation, doubtful.gate, doubtful.up);
