@@ -20,7 +20,8 @@ fi
 rm -rf build/wheels
 set -m  # a process group of its own, which ends with the script
 "$venv/bin/pip" wheel --quiet --no-deps --wheel-dir build/wheels \
-  --config-settings=cmake.define.MEGAMOE_WERROR=ON . &
+  --config-settings=cmake.define.MEGAMOE_WERROR=ON --config-settings=cmake.define.CMAKE_UNITY_BUILD=ON \
+  --config-settings=cmake.define.CMAKE_UNITY_BUILD_BATCH_SIZE=0 . &
 wheel=$!
 set +m
 trap 'kill -- -$wheel 2>/dev/null && wait $wheel' EXIT
