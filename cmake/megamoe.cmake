@@ -44,8 +44,8 @@ function(megamoe_source_with file)
                                                                           SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
-# For what works on files and text: the compiler then takes half as long.
-set(MEGAMOE_LIGHT "$<$<CONFIG:Release>:-Og>")
+# For what works on files and text, and for tests whose time the library takes: the compiler then takes half as long.
+set(MEGAMOE_LIGHT "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-Og>")
 
 # A target whose precompiled headers test programs share, with the compiler's options that they have: what takes the
 # compiler longest, parsed once.
@@ -62,26 +62,33 @@ function(megamoe_test_headers target)
   megamoe_defaults(${target})
 endfunction()
 
-# megamoe_test(name [LIGHT] file...): one test program of these files; LIGHT: they work on files and text.
+# Gives a test program the options of MEGAMOE_LIGHT, and precompiled headers that have them too.
+function(megamoe_light_test name)
+  set(headers megamoe_test_headers)
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    set(headers megamoe_light_test_headers)
+  endif()
+  megamoe_test_headers(${headers} ${MEGAMOE_LIGHT})
+  target_precompile_headers(${name} REUSE_FROM ${headers})
+  target_compile_options(${name} PRIVATE ${MEGAMOE_LIGHT})
+endfunction()
+
+# megamoe_test(name [LIGHT] file...): one test program of these files; LIGHT: what takes its time is not in them.
 function(megamoe_test name)
   if(NOT MEGAMOE_TESTS)
     return()
   endif()
   cmake_parse_arguments(test "LIGHT" "" "" ${ARGN})
-  set(headers megamoe_test_headers)
-  megamoe_test_headers(${headers})
-  if(test_LIGHT AND CMAKE_BUILD_TYPE STREQUAL "Release")
-    set(headers megamoe_light_test_headers)
-    megamoe_test_headers(${headers} ${MEGAMOE_LIGHT})
-  endif()
   add_executable(${name} ${test_UNPARSED_ARGUMENTS})
-  target_precompile_headers(${name} REUSE_FROM ${headers})
+  if(test_LIGHT)
+    megamoe_light_test(${name})
+  else()
+    megamoe_test_headers(megamoe_test_headers)
+    target_precompile_headers(${name} REUSE_FROM megamoe_test_headers)
+  endif()
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE megamoe GTest::gtest_main OpenMP::OpenMP_CXX)
   target_compile_definitions(${name} PRIVATE MEGAMOE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  if(test_LIGHT)
-    target_compile_options(${name} PRIVATE ${MEGAMOE_LIGHT})
-  endif()
   megamoe_defaults(${name})
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
 endfunction()
