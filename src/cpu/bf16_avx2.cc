@@ -220,20 +220,16 @@ IntegerBlock integer_block(const std::uint8_t* x) {
 void multiply_row(const std::uint8_t* packed, std::int64_t blocks, const float* x,
                   const IntegerBlock* integers, float* sums) {
   __m256 acc[1][2] = {{Ymm::load(sums), Ymm::load(sums + 8)}};
-  for (std::int64_t first = 0; first < blocks; first += kGroup, packed += kGroup * kBlockOfPanel) {
-    const std::int64_t rest = blocks - first, group = rest < kGroup ? rest : kGroup;
-    prefetch(packed + kAhead);
-    for (std::int64_t b = 0; b < group; ++b) {
-      const std::uint8_t* codes = packed + group * kRowsOfPanel + b * kCodesOfBlock;
-      prefetch(codes + kAhead), prefetch(codes + kAhead + 64);
-      const IntegerBlock& block = integers[first + b];
-      if (block.unit != 0.0f) {
-        add_integers(codes, packed + b * kRowsOfPanel, block, acc);
-      } else {
-        add_packed<1, false>(codes, packed + b * kRowsOfPanel, x + (first + b) * 16, acc, nullptr, nullptr);
-      }
-    }
-  }
+  for_each_block(
+      packed,
+      blocks, [&](const std::uint8_t* codes, const std::uint8_t* scales) __attribute__((always_inline)) {
+        if (integers->unit != 0.0f) {
+          add_integers(codes, scales, *integers, acc);
+        } else {
+          add_packed<1, false>(codes, scales, x, acc, nullptr, nullptr);
+        }
+        ++integers, x += 16;
+      });
   Ymm::store(sums, acc[0][0]), Ymm::store(sums + 8, acc[0][1]);
 }
 

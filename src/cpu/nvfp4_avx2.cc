@@ -66,26 +66,21 @@ struct Weights {
 
 // Calls add_rows(weights) for `count` blocks of a panel, which begin at a group.
 template <class AddRows>
-[[gnu::always_inline]] inline void for_each_block(const std::uint8_t* panel, std::int64_t count,
-                                                  const AddRows& add_rows) {
-  for (std::int64_t first = 0; first < count; first += kGroup, panel += kGroup * kBlockOfPanel) {
-    const std::int64_t rest = count - first, group = rest < kGroup ? rest : kGroup;
-    prefetch(panel + kAhead);
-    const std::uint8_t* codes = panel + group * kRowsOfPanel;
-    for (std::int64_t b = 0; b < group; ++b, codes += kCodesOfBlock) {
-      prefetch(codes + kAhead);
-      prefetch(codes + kAhead + 64);
-      Weights weights[2];
-      decode_block(codes, panel + b * kRowsOfPanel, weights);
-      add_rows(weights);
-    }
-  }
+[[gnu::always_inline]] inline void for_each_decoded(const std::uint8_t* panel, std::int64_t count,
+                                                    const AddRows& add_rows) {
+  for_each_block(
+      panel,
+      count, [&](const std::uint8_t* codes, const std::uint8_t* scales) __attribute__((always_inline)) {
+        Weights weights[2];
+        decode_block(codes, scales, weights);
+        add_rows(weights);
+      });
 }
 
 // Adds the products of `count` blocks of a panel with one row of x, [count], to its sums [16].
 void multiply_row(const std::uint8_t* panel, std::int64_t count, const XBlock* x, float* sums) {
   __m256 of_row[2] = {Ymm::load(sums), Ymm::load(sums + 8)};
-  for_each_block(panel, count, [&](const Weights(&weights)[2]) { add_block(weights, *x++, of_row); });
+  for_each_decoded(panel, count, [&](const Weights(&weights)[2]) { add_block(weights, *x++, of_row); });
   Ymm::store(sums, of_row[0]), Ymm::store(sums + 8, of_row[1]);
 }
 
@@ -96,7 +91,7 @@ constexpr std::int64_t kRows = 4;  // at a time
 template <int kRest>
 void multiply_rows(const std::uint8_t* panel, std::int64_t count, const XBlock* x, std::int64_t rows,
                    float* sums) {
-  for_each_block(panel, count, [&](const Weights(&weights)[2]) {
+  for_each_decoded(panel, count, [&](const Weights(&weights)[2]) {
     float* to = sums;
     const auto add_rows = [&]<int kCount> {
 #pragma GCC unroll 4

@@ -41,5 +41,21 @@ typename V::Floats round_to_e4m3(typename V::Floats x) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
+// Calls body(codes, scales) for `count` blocks of a panel, which begin at a group, and asks for those ahead.
+template <class Body>
+[[gnu::always_inline]] inline void for_each_block(const std::uint8_t* panel, std::int64_t count,
+                                                  const Body& body) {
+  for (std::int64_t first = 0; first < count; first += kGroup, panel += kGroup * kBlockOfPanel) {
+    const std::int64_t rest = count - first, group = rest < kGroup ? rest : kGroup;
+    prefetch(panel + kAhead);
+    const std::uint8_t* codes = panel + group * kRowsOfPanel;
+    for (std::int64_t b = 0; b < group; ++b, codes += kCodesOfBlock) {
+      prefetch(codes + kAhead);
+      prefetch(codes + kAhead + 64);
+      body(codes, panel + b * kRowsOfPanel);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace megamoe::cpu
