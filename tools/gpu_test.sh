@@ -50,8 +50,8 @@ if [ -n "$wheel" ]; then
   step "python" python3 -m pytest -q -rs -p no:cacheprovider "$here/python/tests/test_gpu.py"
 fi
 
-# FP4 is made in the epilogue, and nothing else is written (narrow tiles; codes): interleaved BF16 takes 4 bytes for an element of h, compact
-# BF16 2, NVFP4 9/16.
+# FP4 is made in the epilogue, and nothing else is written (narrow tiles; codes): interleaved BF16 takes 4 bytes for an
+# element of h, compact BF16 2, NVFP4 9/16.
 written_bytes() {
   ncu --csv --metrics smsp__sass_data_bytes_mem_global_op_st.sum --kernel-name regex:grouped_gemm_kernel "$gpu_test" \
     --gtest_brief=1 --gtest_filter=FusedTest.OneCallOfEachMode |
