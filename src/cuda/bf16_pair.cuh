@@ -14,4 +14,10 @@ __device__ inline std::uint32_t bf16_pair(float first, float second) {
 __device__ inline float first_of(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float second_of(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
+// Their magnitudes, and the bits of the larger of two such as FP32.
+inline constexpr std::uint32_t kPairMagnitudes = 0x7FFF7FFFu;
+__device__ inline std::uint32_t larger_of(std::uint32_t magnitudes) {
+  return max(magnitudes << 16, magnitudes & 0xFFFF0000u);
+}
+
 }  // namespace megamoe::cuda

@@ -62,7 +62,7 @@ __device__ inline std::uint32_t larger_fp16_pair(std::uint32_t a, std::uint32_t 
 }
 #else
 __device__ inline std::uint32_t larger_bf16_pair(std::uint32_t a, std::uint32_t b) {
-  return __vmaxu2(a & 0x7FFF7FFFu, b & 0x7FFF7FFFu);
+  return __vmaxu2(a & kPairMagnitudes, b & kPairMagnitudes);
 }
 __device__ inline std::uint32_t larger_fp16_pair(std::uint32_t a, std::uint32_t b) {
   return larger_bf16_pair(a, b);

@@ -162,7 +162,7 @@ __device__ inline std::uint32_t cut_to_six(std::uint32_t pair) {
   asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(cut) : "r"(pair), "r"(kSixes));
   return cut;
 #else
-  return __vminu2(pair & 0x7FFF7FFFu, kSixes) | (pair & 0x80008000u);
+  return __vminu2(pair & kPairMagnitudes, kSixes) | (pair & 0x80008000u);
 #endif
 }
 
@@ -410,6 +410,29 @@ static __device__ __noinline__ FourCodesAndScale encode_four_slowly(uint2 x, flo
     return (nvfp4_code(first_of(two), d) & 7u) << 9 | (nvfp4_code(second_of(two), d) & 7u) << 25;
   };
   return {{{pair(x.x), pair(x.y)}}, scale};
+}
+
+// Some fours of a block whose largest magnitude has the bits `amax`, under tensor scale g: their codes, of a
+// block that is not finite zeros, and the block's scale.
+template <int kFours>
+__device__ inline Nvfp4Scale encode_fours(const std::uint32_t (&x)[kFours][2], std::uint32_t amax, float g,
+                                          FourCodes (&codes)[kFours]) {
+  Nvfp4Scale scale{kE4M3NaN, false};
+#pragma unroll
+  for (FourCodes& four : codes) four = {};
+  if (amax >= kFloatInf) return scale;
+  if (fast_scale(amax, g, scale)) {
+    const float d = scale_of_e4m3(scale.code) * g;
+#pragma unroll
+    for (int k = 0; k < kFours; ++k) codes[k] = encode_four(x[k], d);
+    return scale;
+  }
+#pragma unroll
+  for (int k = 0; k < kFours; ++k) {
+    const auto slow = encode_four_slowly(make_uint2(x[k][0], x[k][1]), float_of_bits(amax), g);
+    codes[k] = slow.codes, scale = slow.scale;
+  }
+  return scale;
 }
 
 }  // namespace megamoe::cuda

@@ -37,30 +37,20 @@ struct HiddenOut {
   // Four adjacent columns of h of a row, from `col`, under tensor scale g. A block of 16 lies in four
   // adjacent lanes. All lanes of a warp come here together; the invalid ones store nothing.
   __device__ void quantize(const float (&h)[4], std::int64_t row, int col, bool valid, float g) const {
-    const std::uint32_t x[2] = {cuda::bf16_pair(h[0], h[1]), cuda::bf16_pair(h[2], h[3])};
-    std::uint32_t amax = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      amax = max(amax, max(x[i] << 16 & kFloatMagnitude, x[i] & 0xFFFF0000u & kFloatMagnitude));
+    const std::uint32_t x[1][2] = {{cuda::bf16_pair(h[0], h[1]), cuda::bf16_pair(h[2], h[3])}};
+    std::uint32_t amax =
+        cuda::larger_of(__vmaxu2(x[0][0] & cuda::kPairMagnitudes, x[0][1] & cuda::kPairMagnitudes));
     amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
     amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
     if (!valid) return;
-    cuda::FourCodes four = {};
-    Nvfp4Scale scale{kE4M3NaN, false};
-    if (amax < kFloatInf) {
-      if (cuda::fast_scale(amax, g, scale)) {
-        four = cuda::encode_four(x, cuda::scale_of_e4m3(scale.code) * g);
-      } else {
-        const auto slow = cuda::encode_four_slowly(make_uint2(x[0], x[1]), float_of_bits(amax), g);
-        four = slow.codes, scale = slow.scale;
-      }
-    }
+    cuda::FourCodes four[1];
+    const Nvfp4Scale scale = cuda::encode_fours(x, amax, g, four);
     if (values != nullptr) {
       *reinterpret_cast<uint2*>(values + row * intermediate + col) =
-          four.decoded(x, cuda::decoding_scale(scale.code));
+          four[0].decoded(x[0], cuda::decoding_scale(scale.code));
     } else {
       *reinterpret_cast<std::uint16_t*>(codes + row * (intermediate / 2) + col / 2) =
-          static_cast<std::uint16_t>(amax < kFloatInf ? four.joined(x) : 0);
+          static_cast<std::uint16_t>(amax < kFloatInf ? four[0].joined(x[0]) : 0);
       if (col % 16 == 0) block_scales[row * (intermediate / 16) + col / 16] = scale.code;
     }
     if (col % 16 == 0 && scale.saturated && saturated != nullptr) atomicAdd(saturated, 1ull);

@@ -138,8 +138,8 @@ TEST_F(FusedTest, Fp8IsWhatBecomesOfBf16) {
     const std::int64_t intermediate = any_of(random, {112, 128, 256, 272, 640, 896});
     const int experts = static_cast<int>(random.integer(1, 5));
     const ActivationConfig& activation = kActivations[trial % 3];
-    const bool biased = random.integer(0, 1) == 0;
     const std::int64_t rows = random.integer(1, 700), kind = trial / 3 % 5;
+    const bool biased = random.integer(0, 1) == 0 && kind != 4;  // a bias would hide tiny sums
     SCOPED_TRACE(::testing::Message() << "trial " << trial << ", kind " << kind << ", " << intermediate
                                       << " columns, " << rows << " rows, " << to_string(activation.kind));
     const auto weights =
@@ -154,7 +154,9 @@ TEST_F(FusedTest, Fp8IsWhatBecomesOfBf16) {
       if (kind == 1 && r % 29 == 0) std::fill_n(codes, kHidden, std::uint8_t{0});
       if (kind == 2 && r % 64 < 40) std::fill_n(codes, kHidden, std::uint8_t{0x80});
       if (kind == 3 && r % 50 == 7) codes[random.integer(0, kHidden - 1)] = 0x7F;
-      if (kind == 4 && r % 20 == 3) scales[0] *= r % 40 == 3 ? 0x1p-90f : 0x1p90f;
+      if (kind == 4 && r % 20 == 3) {  // h beyond both bounds of fast_tile_scale()
+        for (int group = 0; group < 2; ++group) scales[group] *= r % 40 == 3 ? 0x1p-40f : 0x1p55f;
+      }
     }
     for (const TileChoice& tile : tile_kinds(OperandType::kFp8)) {
       SCOPED_TRACE(tile);

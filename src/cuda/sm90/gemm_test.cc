@@ -573,15 +573,16 @@ TEST_F(SmallGemms, EveryTile) {
 }
 
 // Wide tiles of which each CTA has several, one after the other in the same shared memory: h from registers,
-// y, bit for bit those of a narrow tile.
+// y, bit for bit those of a narrow tile. Some tiles of E4M3 are left to finish(): those of columns beyond the
+// last whole group of 128, and those with a token of zeros.
 TEST_F(SmallGemms, SeveralPiecesForEachCta) {
   constexpr int kExperts = 40;
   constexpr std::int64_t kRows = 24 * kExperts;
   cuda::Random random(1);
   const RoutedRows routed = ragged_rows(kRows, kExperts, 0, random);
   const std::vector<float> scales = testing::h_scales(kRows, 1);
-  const auto first = testing::wide_layer(testing::make_config(64, 2048, kExperts, 1, kActivations[0]),
-                                         Operands::kRandom, true, 2);
+  const auto first = testing::wide_layer(testing::make_config(64, 2000, kExperts, 1, kActivations[0]),
+                                         Operands::kRandom, false, 2);
   const auto second = testing::wide_layer(testing::make_config(4096, 64, kExperts, 1, kActivations[0]),
                                           Operands::kRandom, true, 3);
   const DeviceLayer first_layer(first->weights), second_layer(second->weights);
@@ -589,7 +590,9 @@ TEST_F(SmallGemms, SeveralPiecesForEachCta) {
                                      std::pair{ActivationFormat::kNvfp4, L1Output::kNvfp4},
                                      std::pair{ActivationFormat::kFp8, L1Output::kFp8}}) {
     const OperandType type = operand_type(format);
-    const Rows x = testing::wide_rows(format, kRows, 64, Operands::kRandom, 4);
+    Rows x = testing::wide_rows(format, kRows, 64, Operands::kRandom, 4);
+    for (std::int64_t r = 0; format == ActivationFormat::kFp8 && r < kRows; r += 50)
+      std::fill_n(x.codes.begin() + r * 64, 64, std::uint8_t{0});
     const auto run_first = [&](const TileChoice& tile) {
       return first_layer.gemm1(x, routed, mode, mode == L1Output::kNvfp4 ? scales : std::vector<float>(),
                                {.tile = tile, .decoded = true});

@@ -481,13 +481,14 @@ __device__ void sync_consumers() {
   asm volatile("bar.sync 1, %0;" ::"n"(Config::kConsumerThreads) : "memory");
 }
 template <class Config>
-__device__ int meeting(int group) {
+__device__ int meeting_barrier(int group) {
   return 2 + (Config::kMeet > 1 ? 0 : group);
 }
 // Waits for the warpgroups whose results meet in the epilogue of row group `group`.
 template <class Config>
 __device__ void sync_meeting(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(meeting<Config>(group)), "n"(Config::kMeetThreads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(meeting_barrier<Config>(group)), "n"(Config::kMeetThreads)
+               : "memory");
 }
 // The same, and whether `yes` is true of all of their threads.
 template <class Config>
@@ -501,7 +502,7 @@ __device__ bool all_meeting(int group, bool yes) {
       "selp.u32 %0, 1, 0, all;\n"
       "}\n"
       : "=r"(all)
-      : "r"(meeting<Config>(group)), "r"(static_cast<std::uint32_t>(yes)), "n"(Config::kMeetThreads)
+      : "r"(meeting_barrier<Config>(group)), "r"(static_cast<std::uint32_t>(yes)), "n"(Config::kMeetThreads)
       : "memory");
   return all != 0;
 }

@@ -86,15 +86,16 @@ requires(!Config::kFp8) struct Consumer<Config> {
       for (int u = 0; u < kUnroll; ++u) {
         const bool turns = u % kOwn == kOwn - 1;  // the stage ends
         StageRing next = ring;
-        if (turns) next.template advance<Config::kStages>();
-        const bool ready = !turns || left == 1 || ptx::mbarrier_test(&s.full[next.index], next.parity);
+        if (turns && left > 1) next.template advance<Config::kStages>();
+        const bool ready = !turns || ptx::mbarrier_test(&s.full[next.index], next.parity);
         decode_chunk(words, operands[u % 2]);
         start_chunk<kWidth>(operands[u % 2],
                             tokens + (ring.index * (Config::kStageChunks * Config::kTokenTileBytes) +
                                       u % kOwn * Config::kSplit * Config::kTokenTileBytes),
                             acc);
         if (turns && !ready) ptx::mbarrier_wait(&s.full[next.index], next.parity);
-        words = load(next.index, (u + 1) % kOwn * Config::kSplit);  // after the last chunk: anything
+        words =
+            load(next.index, (u + 1) % kOwn * Config::kSplit);  // after the last chunk: anything of its stage
         ptx::wgmma_wait<1>();
         if (u % kOwn == 0) {
           if (held >= 0) give_back<Config>(&s.empty[held]);
@@ -108,11 +109,12 @@ requires(!Config::kFp8) struct Consumer<Config> {
   done:
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(acc);
-    if (held >= 0) give_back<Config>(&s.empty[held]);
-    // A last stage that is cut short is left early, or not even entered.
-    if (held == ring.index) {
+    if (held >= 0) {
+      give_back<Config>(&s.empty[held]);
       ring.template advance<Config::kStages>();
-    } else if (Config::kSplit > 1 && place.part > 0 && (chunks - 1) % Config::kStageChunks < place.part) {
+    }
+    // A last stage may hold nothing of this share.
+    if (Config::kSplit > 1 && place.part > 0 && (chunks - 1) % Config::kStageChunks < place.part) {
       ptx::mbarrier_wait(&s.full[ring.index], ring.parity);
       give_back<Config>(&s.empty[ring.index]);
       ring.template advance<Config::kStages>();

@@ -201,24 +201,9 @@ static __device__ __noinline__ void quantize_in_place(__nv_bfloat16* values, std
     const std::uint32_t x[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
     std::uint32_t both = 0;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) both = __vmaxu2(both, x[k / 2][k % 2] & 0x7FFF7FFFu);
-    const std::uint32_t amax = max(both << 16, both & 0xFFFF0000u);
-    const float g = scales[row_of(i)].out;
-    Nvfp4Scale scale{kE4M3NaN, false};
-    cuda::FourCodes codes[4] = {};
-    if (amax < kFloatInf) {
-      if (cuda::fast_scale(amax, g, scale)) {
-        const float d = cuda::scale_of_e4m3(scale.code) * g;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) codes[k] = cuda::encode_four(x[k], d);
-      } else {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const auto slow = cuda::encode_four_slowly(make_uint2(x[k][0], x[k][1]), float_of_bits(amax), g);
-          codes[k] = slow.codes, scale = slow.scale;
-        }
-      }
-    }
+    for (int k = 0; k < 8; ++k) both = __vmaxu2(both, x[k / 2][k % 2] & cuda::kPairMagnitudes);
+    cuda::FourCodes codes[4];
+    const Nvfp4Scale scale = cuda::encode_fours(x, cuda::larger_of(both), scales[row_of(i)].out, codes);
     const float decoding = cuda::decoding_scale(scale.code);
     uint2 y[4];
 #pragma unroll
@@ -269,7 +254,7 @@ __device__ __forceinline__ bool finish_bf16(const Epilogue& epilogue, const Tile
       if (token < tile.rows) to[token * intermediate + owner / 4] = __float2bfloat16_rn(doubtful.up[k]);
     }
   }
-  if (epilogue.out.mode == L1Output::kNvfp4 && first_col < intermediate) {
+  if (epilogue.out.mode == L1Output::kNvfp4) {
     sync_meeting<Config>(group);
     quantize_in_place(epilogue.out.values + tile.first_row * intermediate + first_col, intermediate,
                       tile.rows, min(2, static_cast<int>(intermediate - first_col) / kNvfp4Block), scales,
@@ -317,12 +302,13 @@ template <int kEights>
 __device__ __forceinline__ void leave_largest(const std::uint32_t (&h)[kEights][2], std::uint32_t* to) {
   // As many as a power of two, which lanes with the same tokens hand over by halves.
   constexpr int kCount = kEights <= 8 ? 8 : 16;
-  constexpr std::uint32_t kMagnitudes = 0x7FFF7FFFu;
   const int lane = thread_index() % 32;
   std::uint32_t largest[kCount];
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
-    largest[j] = j < kEights ? __vmaxu2(h[j % kEights][0] & kMagnitudes, h[j % kEights][1] & kMagnitudes) : 0;
+    largest[j] = j < kEights ? __vmaxu2(h[j % kEights][0] & cuda::kPairMagnitudes,
+                                        h[j % kEights][1] & cuda::kPairMagnitudes)
+                             : 0;
   }
   int first = 0;
 #pragma unroll
@@ -374,7 +360,7 @@ __device__ __forceinline__ bool finish_fp8(const Epilogue& epilogue, const Tile&
     std::uint32_t both = 0;
 #pragma unroll
     for (int w = 0; w < 4 * Config::kConsumers; ++w) both = __vmaxu2(both, meeting.amax[w][thread / 2]);
-    const float amax = __uint_as_float(thread % 2 == 0 ? both << 16 : both & 0xFFFF0000u);
+    const float amax = thread % 2 == 0 ? cuda::first_of(both) : cuda::second_of(both);
     d = cuda::fast_tile_scale(amax);
     meeting.factors[thread] = cuda::tile_factor(d);
     // NaN and infinity, in BF16's order of bits, are beyond.
