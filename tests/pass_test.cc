@@ -983,5 +983,17 @@ TEST_F(PassTest, SmallPasses) {
   }
 }
 
+// For racecheck: sums so long that a piece of work takes its stages of shared memory again and again.
+TEST_F(PassTest, SmallLongSums) {
+  const LayerConfig config = make_config(9600, 64, 2, 1, kKinds[0].activation);
+  const auto layer = make_layer(config, kKinds[0]);
+  for (const MoeLayerOptions& options : some_options()) {
+    SCOPED_TRACE(describe(options));
+    MoeLayer moe(layer->weights, options);
+    const Input input = routed_input(config, 3, 0);
+    expect_same(run_on_stream(moe, input), run_by_steps(moe, input));
+  }
+}
+
 }  // namespace
 }  // namespace megamoe::testing

@@ -2,6 +2,8 @@
 # Everything that needs a GPU, in one go: the tests, a small part of them under compute-sanitizer, the benchmarks;
 # a short table last. Usage: tools/gpu_test.sh [folder with gpu_test and the benchmarks] [folder for logs]
 #
+# racecheck wants a program of its own: build the target gpu_racecheck, too.
+#
 # The folder may be a build folder or a copy of its programs (with libfmt.so.* and libgomp.so.* beside them, where the
 # machine lacks those). Where a wheel of the Python package lies there too, python3 (with torch and pytest) tests it. A
 # compute-sanitizer that lies there is used before the machine's own.
@@ -67,7 +69,8 @@ else
   table+=("written bytes            not counted: ncu is not installed")
 fi
 
-# The checkers slow kernels down a hundred times and more: the small written cases only.
+# The checkers slow kernels down a hundred times and more: the small written cases only. racecheck has a program of its
+# own, whose GEMMs have every lane do what for racecheck one cannot do for its warp.
 small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRows*:*FaultsSpoil*:*Dequantizes*'
 small+=':*DecodesWhatItMade*'
 small+=':*SortTest.IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Small*'
@@ -76,8 +79,15 @@ sanitizer=$(find_program compute-sanitizer)
 [ -n "$sanitizer" ] || sanitizer=$(command -v compute-sanitizer)
 if [ -n "$sanitizer" ]; then
   table+=("$("$sanitizer" --version | grep -i version | head -n 1)")
+  racecheck_test=$(find_program gpu_racecheck)
   for checker in memcheck racecheck initcheck; do
-    step "$checker" "$sanitizer" --tool "$checker" --error-exitcode 9 "$gpu_test" --gtest_brief=1 "--gtest_filter=$small"
+    program=$gpu_test
+    [ "$checker" != racecheck ] || program=$racecheck_test
+    if [ -n "$program" ]; then
+      step "$checker" "$sanitizer" --tool "$checker" --error-exitcode 9 "$program" --gtest_brief=1 "--gtest_filter=$small"
+    else
+      table+=("$checker                not run: no gpu_racecheck, build that target")
+    fi
   done
 else
   table+=("compute-sanitizer        not installed")

@@ -252,7 +252,8 @@ __device__ inline void produce_tokens(int stage, const FewParams& p, FewStorage&
           columns.store(s.tokens[stage], row);
         }
         ptx::fence_async_proxy();
-        give_back<FewConfig>(&s.full[stage]);
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(&s.full[stage]);
       }
       ring.advance<FewConfig::kStages>();
     }
@@ -380,7 +381,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
     if (ptx::elect_one()) {
       for (int i = 0; i < FewConfig::kStages; ++i) {
         ptx::mbarrier_init(&s.full[i], 2);  // and the bytes
-        ptx::mbarrier_init(&s.empty[i], kConsumerWarps);
+        ptx::mbarrier_init(&s.empty[i], arrivals_of<FewConfig>(kConsumerWarps));
       }
       for (int i = 0; i < kPieces; ++i) {
         ptx::mbarrier_init(&s.piece_full[i], 1);

@@ -572,6 +572,28 @@ TEST_F(SmallGemms, EveryTile) {
     run(kActivations[3], tile_kinds(type));
 }
 
+// Sums so long that a piece of work takes its stages of shared memory again and again.
+TEST_F(SmallGemms, LongSums) {
+  cuda::Random random(1);
+  const auto weights =
+      testing::wide_layer(testing::make_config(4816, 64, 1, 1, kActivations[0]), Operands::kExact, false, 2);
+  const DeviceLayer layer(weights->weights);
+  for (const OperandType type : {OperandType::kBf16, OperandType::kFp8}) {
+    for (const TileChoice& tile : tile_kinds(type)) {
+      const std::int64_t rows = tile.tokens - 3;
+      run_case({.weights = weights->weights,
+                .layer = layer,
+                .operands = Operands::kExact,
+                .routed = ragged_rows(rows, 1, 3, random),
+                .tokens = 3,
+                .samples = 2000,
+                .options = {.tile = tile},
+                .seed = 3},
+               [](const Verdict& v, ActivationFormat, bool, bool) { expect_equal_sums(v); });
+    }
+  }
+}
+
 // Wide tiles of which each CTA has several, one after the other in the same shared memory: h from registers,
 // y, bit for bit those of a narrow tile. Some tiles of E4M3 are left to finish(): those of columns beyond the
 // last whole group of 128, and those with a token of zeros.
