@@ -983,9 +983,9 @@ TEST_F(PassTest, SmallPasses) {
   }
 }
 
-// For racecheck: sums so long that a piece of work takes its stages of shared memory again and again.
+// For racecheck: sums so long that a piece of work takes its stages of shared memory again.
 TEST_F(PassTest, SmallLongSums) {
-  const LayerConfig config = make_config(9600, 64, 2, 1, kKinds[0].activation);
+  const LayerConfig config = make_config(4816, 64, 2, 1, kKinds[0].activation);
   const auto layer = make_layer(config, kKinds[0]);
   for (const MoeLayerOptions& options : some_options()) {
     SCOPED_TRACE(describe(options));

@@ -572,26 +572,29 @@ TEST_F(SmallGemms, EveryTile) {
     run(kActivations[3], tile_kinds(type));
 }
 
-// Sums so long that a piece of work takes its stages of shared memory again and again.
+// Sums so long that a piece of work takes its stages of shared memory again.
 TEST_F(SmallGemms, LongSums) {
   cuda::Random random(1);
-  const auto weights =
-      testing::wide_layer(testing::make_config(4816, 64, 1, 1, kActivations[0]), Operands::kExact, false, 2);
-  const DeviceLayer layer(weights->weights);
-  for (const OperandType type : {OperandType::kBf16, OperandType::kFp8}) {
-    for (const TileChoice& tile : tile_kinds(type)) {
-      const std::int64_t rows = tile.tokens - 3;
+  const auto run = [&](std::int64_t cols, const std::vector<TileChoice>& tiles) {
+    const auto weights = testing::wide_layer(testing::make_config(cols, 32, 1, 1, kActivations[0]),
+                                             Operands::kExact, false, 2);
+    const DeviceLayer layer(weights->weights);
+    for (const TileChoice& tile : tiles) {
       run_case({.weights = weights->weights,
                 .layer = layer,
                 .operands = Operands::kExact,
-                .routed = ragged_rows(rows, 1, 3, random),
+                .routed = ragged_rows(tile.tokens - 3, 1, 3, random),
                 .tokens = 3,
                 .samples = 2000,
                 .options = {.tile = tile},
                 .seed = 3},
                [](const Verdict& v, ActivationFormat, bool, bool) { expect_equal_sums(v); });
     }
-  }
+  };
+  run(4816, {{8, 1}});
+  for (const OperandType type : {OperandType::kBf16, OperandType::kFp8})
+    run(1104, {{narrow_tile(type), 4}, {wide_tile(type), type == OperandType::kFp8 ? 4 : 3}});
+  run(1104, {{widest_tile(OperandType::kBf16), 2}});
 }
 
 // Wide tiles of which each CTA has several, one after the other in the same shared memory: h from registers,
