@@ -983,7 +983,8 @@ TEST_F(PassTest, SmallPasses) {
   }
 }
 
-// For compute-sanitizer: sums so long that a piece of work of few rows takes its stages of shared memory again.
+// For compute-sanitizer: sums so long that a piece of work of few rows takes its stages of shared memory
+// again.
 TEST_F(PassTest, SmallLongSums) {
   const LayerConfig config = make_config(4816, 64, 2, 1, kKinds[0].activation);
   const auto layer = make_layer(config, kKinds[0]);
