@@ -2,8 +2,6 @@
 # Everything that needs a GPU, in one go: the tests, a small part of them under compute-sanitizer, the benchmarks;
 # a short table last. Usage: tools/gpu_test.sh [folder with gpu_test and the benchmarks] [folder for logs]
 #
-# racecheck wants a program of its own: build the target gpu_racecheck, too.
-#
 # The folder may be a build folder or a copy of its programs (with libfmt.so.* and libgomp.so.* beside them, where the
 # machine lacks those). Where a wheel of the Python package lies there too, python3 (with torch and pytest) tests it. A
 # compute-sanitizer that lies there is used before the machine's own.
@@ -70,7 +68,7 @@ else
 fi
 
 # The checkers slow kernels down a hundred times and more: the small written cases only. racecheck has a program of its
-# own, whose GEMMs have every lane do what for racecheck one cannot do for its warp.
+# own, whose GEMMs have each lane arrive at barriers where else one does for its warp.
 small='*WrittenCase*:*WrittenBytes*:*StridedRows*:*GathersRows*:*NoTokensAndNoRows*:*FaultsSpoil*:*Dequantizes*'
 small+=':*DecodesWhatItMade*'
 small+=':*SortTest.IdsOutOfRange*:*Ties*:*DeinterleavedIsAsCompact*:*EqualsTheHost*:*Small*'

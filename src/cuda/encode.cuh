@@ -412,8 +412,8 @@ static __device__ __noinline__ FourCodesAndScale encode_four_slowly(uint2 x, flo
   return {{{pair(x.x), pair(x.y)}}, scale};
 }
 
-// Some fours of a block whose largest magnitude has the bits `amax`, under tensor scale g: their codes, of a
-// block that is not finite zeros, and the block's scale.
+// Some fours of a block whose largest magnitude has the bits `amax`, under tensor scale g: their codes (zeros
+// where the block is not finite) and the block's scale.
 template <int kFours>
 __device__ inline Nvfp4Scale encode_fours(const std::uint32_t (&x)[kFours][2], std::uint32_t amax, float g,
                                           FourCodes (&codes)[kFours]) {

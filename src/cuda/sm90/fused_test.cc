@@ -154,7 +154,7 @@ TEST_F(FusedTest, Fp8IsWhatBecomesOfBf16) {
       if (kind == 1 && r % 29 == 0) std::fill_n(codes, kHidden, std::uint8_t{0});
       if (kind == 2 && r % 64 < 40) std::fill_n(codes, kHidden, std::uint8_t{0x80});
       if (kind == 3 && r % 50 == 7) codes[random.integer(0, kHidden - 1)] = 0x7F;
-      if (kind == 4 && r % 20 == 3) {  // h beyond both bounds of fast_tile_scale()
+      if (kind == 4 && r % 20 == 3) {  // h of SwiGLU beyond kFastTileMin and kFastTileMax
         for (int group = 0; group < 2; ++group) scales[group] *= r % 40 == 3 ? 0x1p-40f : 0x1p55f;
       }
     }

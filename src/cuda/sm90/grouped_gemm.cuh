@@ -352,7 +352,8 @@ template <class Config>
 struct Consumer;
 
 // A warp gives a stage back, in each CTA that writes to it, after all its lanes got here: what they have read
-// is not overwritten before. One lane arrives for all. racecheck (compute-sanitizer 2026.4) does not follow
+// is not overwritten before. The fence: the copy engine writes there next, which is another proxy. One lane
+// arrives for all. racecheck (compute-sanitizer 2026.4) does not follow
 // __syncwarp() from there to the arrival: of what it is to check (gpu_racecheck), each lane arrives itself.
 #if defined(MEGAMOE_RACECHECK)
 inline constexpr int kLanesArriving = 32;
@@ -367,12 +368,12 @@ __device__ inline void give_back(std::uint64_t* barrier) {
   if constexpr (Config::kCluster == 1 || kLanesArriving > 1) {
     if (lane < kLanesArriving) ptx::mbarrier_arrive(barrier);
     if (lane + 1 < Config::kCluster)
-      ptx::mbarrier_arrive_at(barrier, (blockIdx.x + lane + 1) % Config::kCluster);
+      ptx::mbarrier_arrive_at(barrier, (TileWalk<Config>::rank() + lane + 1) % Config::kCluster);
   } else {
     if (lane < Config::kCluster) ptx::mbarrier_arrive_at(barrier, lane);
   }
 }
-// How often that is done to a stage.
+// Arrivals that make a stage free, where `warps` of each CTA give it back.
 template <class Config>
 constexpr int arrivals_of(int warps) {
   return warps * (kLanesArriving + Config::kCluster - 1);
