@@ -152,12 +152,11 @@ typename V::Floats accumulate(typename V::Floats acc, typename V::Ints w, typena
   }
 }
 
-// kSpans spans, side by side, of kVectors vectors of a panel, or of some that stand together, from row
-// `lane` on, times kRows rows of x from row `first` on; adds to sums [panels, x.rows, 16]. All spans have
-// `blocks` blocks.
+// kSpans spans, side by side, of a panel, or of some that stand together, kVectors vectors in all, times
+// kRows rows of x from row `first` on; adds to sums [panels, x.rows, 16]. All spans have `blocks` blocks.
 template <class V, class Source, int kRows, int kSpans, int kVectors>
-void multiply_spans(const Source& source, std::int64_t blocks, std::int64_t lane, const ExpandedX<V>& x,
-                    std::int64_t span, std::int64_t first, float* sums) {
+void multiply_spans(const Source& source, std::int64_t blocks, const ExpandedX<V>& x, std::int64_t span,
+                    std::int64_t first, float* sums) {
   constexpr std::int64_t kRowWords = ExpandedX<V>::kRowWords;
   typename V::Floats acc[kSpans][kRows][kVectors];
 #pragma GCC unroll 64
@@ -175,7 +174,7 @@ void multiply_spans(const Source& source, std::int64_t blocks, std::int64_t lane
     for (int g = 0; g < kSpans; ++g) {
 #pragma GCC unroll 64
       for (int v = 0; v < kVectors; ++v) {
-        weights[g][v] = source.block(g, blocks, b, lane + v * V::kLanes);
+        weights[g][v] = source.block(g, blocks, b, v * V::kLanes);
       }
     }
     for (std::int64_t half = 0; half < 2; ++half, words += V::kSteps) {
@@ -200,7 +199,7 @@ void multiply_spans(const Source& source, std::int64_t blocks, std::int64_t lane
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 64
     for (int v = 0; v < kVectors; ++v) {
-      const std::int64_t row = lane + v * V::kLanes;
+      const std::int64_t row = v * V::kLanes;
       float* out = sums + (row / kRowsOfPanel * x.rows + first + i) * kRowsOfPanel + row % kRowsOfPanel;
       typename V::Floats sum = V::load(out);
 #pragma GCC unroll 64
@@ -218,14 +217,13 @@ void multiply_spans(const Source& source, std::int64_t blocks, std::int64_t lane
 template <class V, class Source, int kRows>
 void multiply_few(const std::uint8_t* packed, std::int64_t blocks, const ExpandedX<V>& x, float* sums) {
   if (x.rows == kRows) {
-    constexpr int kSpans = 2;
+    constexpr auto kVectors = static_cast<int>(kRowsOfPanel / V::kLanes);
+    constexpr int kSpans = kRows * kVectors <= 4 ? 2 : 1;
     const std::int64_t whole = blocks / kSpan;
     const auto multiply = [&]<int kCount>(std::int64_t span) {
       const std::int64_t rest = blocks - span * kSpan;
-      for (std::int64_t lane = 0; lane < kRowsOfPanel; lane += V::kLanes) {
-        multiply_spans<V, Source, kRows, kCount, 1>({packed + span * kSpan * Source::kBlockBytes},
-                                                    rest < kSpan ? rest : kSpan, lane, x, span, 0, sums);
-      }
+      multiply_spans<V, Source, kRows, kCount, kVectors>({packed + span * kSpan * Source::kBlockBytes},
+                                                         rest < kSpan ? rest : kSpan, x, span, 0, sums);
     };
     std::int64_t span = 0;
     for (; span + kSpans <= whole; span += kSpans) multiply.template operator()<kSpans>(span);
@@ -241,7 +239,7 @@ void multiply_tile(std::int64_t rows, const Source& source, std::int64_t blocks,
                    std::int64_t span, std::int64_t first, float* sums) {
   if (rows == kRows) {
     constexpr auto kVectors = static_cast<int>(kPanels * kRowsOfPanel / V::kLanes);
-    multiply_spans<V, Source, kRows, 1, kVectors>(source, blocks, 0, x, span, first, sums);
+    multiply_spans<V, Source, kRows, 1, kVectors>(source, blocks, x, span, first, sums);
   } else if constexpr (kRows > 1) {
     multiply_tile<V, kPanels, kRows - 1>(rows, source, blocks, x, span, first, sums);
   }
