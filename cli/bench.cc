@@ -367,7 +367,7 @@ class Status {
  public:
   ~Status() { show(""); }
   void show(const std::string& what) const {
-    if (isatty(STDERR_FILENO) == 1) fmt::print(stderr, "\r\x1b[K{}", what);
+    if (isatty(STDERR_FILENO) == 1) print_error("\r\x1b[K" + what);
   }
 };
 

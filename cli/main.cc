@@ -1,5 +1,7 @@
 // main.cc: the command `megamoe`: its verbs, its help, and one way for every error to end.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -41,7 +43,7 @@ constexpr int kExitError = 1;
 constexpr int kExitUsage = 2;
 
 int report(std::string_view sentence, int exit_code) {
-  fmt::print(stderr, "megamoe: {}\n", one_line(sentence));
+  print_error(fmt::format("megamoe: {}\n", one_line(sentence)));
   return exit_code;
 }
 
@@ -94,6 +96,16 @@ int run(int argc, char** argv) {
   return run_verb(*verb, argc - 1, argv + 1);
 }
 
+// A standard stream that is closed would lend its number to the next file that is opened, and what is meant
+// for the stream would be written there.
+void open_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) != -1) continue;
+    const int null = open("/dev/null", O_RDWR);
+    if (null != stream && null != -1) dup2(null, stream);
+  }
+}
+
 }  // namespace
 
 void add_json(CLI::App& app, bool& json) {
@@ -114,6 +126,7 @@ void add_fused_layout(CLI::App& app, std::string& fused_layout) {
 
 int main(int argc, char** argv) {
   using namespace megamoe::cli;
+  open_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is seen by print()
   try {
     return run(argc, argv);

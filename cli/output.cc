@@ -131,6 +131,10 @@ void print(std::string_view text) {
   }
 }
 
+void print_error(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stderr) != text.size()) std::clearerr(stderr);
+}
+
 void print_json(const nlohmann::json& value) {
   print(value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
@@ -174,7 +178,7 @@ struct ProgressBar::State {
     progress.total_bytes -= first_bytes;
     const std::string text =
         progress_line(what, progress, std::chrono::duration<double>(now - start).count(), width);
-    fmt::print(stderr, fmt::runtime(terminal ? "\r\x1b[K{}" : "{}\n"), text);
+    print_error(terminal ? "\r\x1b[K" + text : text + "\n");
   }
 };
 

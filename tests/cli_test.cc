@@ -317,6 +317,18 @@ TEST_F(CliTest, AClosedPipeIsNoError) {
   expect_refused("--version >/dev/full", 1, "standard output");
 }
 
+// Nor is a standard stream that is closed or full; and no file takes its place.
+TEST_F(CliTest, StandardErrorMayBeAway) {
+  for (const char* away : {"2>&-", "2>/dev/full"}) {
+    EXPECT_EQ(megamoe(fmt::format("nope {}; echo $?; true", away)).out, "2\n") << away;
+    EXPECT_EQ(megamoe(fmt::format("inspect nope {}; echo $?; true", away)).out, "1\n") << away;
+    const std::string made = path(std::string("made") + away[3]);
+    EXPECT_EQ(megamoe(fmt::format("quantize {} {} --progress <&- >&- {}; true", kModel, made, away)).err, "");
+    const Outcome outcome = megamoe(fmt::format("verify {} {}", made, kModel));
+    EXPECT_EQ(outcome.code, 0) << away << ": " << outcome.err;
+  }
+}
+
 TEST_F(CliTest, RefusesWrongUsage) {
   for (const auto& [arguments, code, part] : std::vector<Refusal>{
            {"", 2, "--help"},

@@ -36,7 +36,7 @@ MatrixInspection inspect_matrix(const ExpertMatrix& matrix, bool values) {
                        .rows = matrix.rows,
                        .cols = matrix.cols};
   const auto share = [&](const TensorRef& tensor) {
-    const std::int64_t experts = matrix.fused_experts ? std::max<std::int64_t>(tensor.info->shape[0], 1) : 1;
+    const std::int64_t experts = holds_all_experts(tensor, matrix) ? tensor.info->shape[0] : 1;
     return static_cast<double>(tensor.info->bytes()) / static_cast<double>(experts) *
            static_cast<double>(matrix.rows) / static_cast<double>(std::max(matrix.stored_rows, matrix.rows));
   };
@@ -225,9 +225,9 @@ Inspection inspect(const ModelIndex& model, const InspectOptions& options) {
   out.files = static_cast<std::int64_t>(model.checkpoint->files().size());
   out.tensors = static_cast<std::int64_t>(model.checkpoint->tensors().size());
   for (const TensorRef& tensor : model.checkpoint->tensors()) out.bytes += tensor.info->bytes();
-  if (options.layer) find_layer(model, *options.layer);
+  const MoeLayerInfo* only = options.layer ? &find_layer(model, *options.layer) : nullptr;
   for (const MoeLayerInfo& info : model.layers) {
-    if (options.layer && (info.mtp || info.layer != *options.layer)) continue;
+    if (only != nullptr && &info != only) continue;
     out.layers.push_back(inspect_layer(info, options.values));
     out.expert_bytes += out.layers.back().bytes;
     find_faults(out.layers.back(), out.findings);

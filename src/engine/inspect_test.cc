@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 #include <limits>
+#include <tuple>
 
 #include "checkpoint/test_files.h"
 
@@ -191,6 +193,48 @@ TEST(Inspect, CountsDenseValuesThatAreNotFinite) {
   EXPECT_EQ(found.layers.at(0).experts[0].projections[2]->nonfinite_values, 2);
   EXPECT_EQ(found.layers[0].bits_per_weight(), 32);
   EXPECT_EQ(found.layers[0].encodings, std::vector<std::string>{"F32"});
+}
+
+// A layer beyond the model's, for predicting several tokens, is one that can be asked for.
+TEST(Inspect, DescribesALayerForPredictingSeveralTokens) {
+  std::vector<TestTensor> tensors;
+  for (int layer = 0; layer < 2; ++layer) {
+    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+      tensors.push_back(tensor(fmt::format("model.layers.{}.mlp.experts.0.{}.weight", layer, name),
+                               DType::kF32, {16, 16}, std::vector<float>(256, 1.0f)));
+    }
+  }
+  const testing::TempDir dir;
+  testing::write_safetensors(dir / "model.safetensors", tensors);
+  std::ofstream(dir / "config.json") << R"({"model_type": "qwen3_moe", "num_hidden_layers": 1})";
+  const ModelIndex model = index_model(Checkpoint::open(dir.path()));
+  const Inspection found = inspect(model, {.layer = 1});
+  ASSERT_EQ(found.layers.size(), 1u);
+  EXPECT_TRUE(found.layers[0].mtp);
+}
+
+// FP8 experts in one tensor may have one scale for all, in whichever shape.
+TEST(Inspect, ReadsTheOnlyScaleOfFusedExperts) {
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{}, {1}}) {
+    std::vector<TestTensor> tensors;
+    for (const auto& [name, rows, cols] : {std::tuple{"gate_up_proj", 64, 16}, {"down_proj", 16, 32}}) {
+      const std::string experts = "model.layers.0.mlp.experts.";
+      tensors.push_back(tensor(experts + name, DType::kE4M3, {3, rows, cols},
+                               std::vector<std::uint8_t>(static_cast<std::size_t>(3 * rows * cols), 0x38)));
+      tensors.push_back(
+          tensor(experts + name + "_weight_scale", DType::kF32, shape, std::vector<float>{0.25f}));
+    }
+    const testing::TempDir dir;
+    testing::write_safetensors(dir / "model.safetensors", tensors);
+    const ModelIndex model = index_model(Checkpoint::open(dir.path()));
+    const Inspection found = inspect(model);
+    for (const ExpertInspection& expert : found.layers.at(0).experts) {
+      for (const auto& projection : expert.projections) {
+        EXPECT_EQ(projection->scales, 1);
+        EXPECT_EQ(projection->negative_scales + projection->zero_scales + projection->nan_scales, 0);
+      }
+    }
+  }
 }
 
 }  // namespace

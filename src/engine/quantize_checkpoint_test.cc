@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <fstream>
 #include <limits>
 
 #include "base/parallel.h"
@@ -417,6 +418,18 @@ TEST(QuantizeCheckpoint, AnotherRecipeStartsAnew) {
   expect_quantized(dir / "src", dir / "out", Family::kModelOpt, GateUpScale::kShared, true);
 }
 
+TEST(QuantizeCheckpoint, AnotherConfigStartsAnew) {
+  const TempDir dir;
+  write_model(dir / "src", 1, Layout::kPerExpert);
+  const auto stop = [](const Progress& p) {
+    if (2 * p.done_bytes > p.total_bytes) throw std::runtime_error("stopped");
+  };
+  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop), std::runtime_error);
+  std::ofstream(dir / "src/config.json", std::ios::app) << " ";
+  EXPECT_EQ(quantize_checkpoint(dir / "src", dir / "out", {}).resumed_tensors, 0);
+  expect_quantized(dir / "src", dir / "out", Family::kModelOpt, GateUpScale::kShared, false);
+}
+
 TEST(QuantizeCheckpoint, DestinationsThatAreInTheWay) {
   const TempDir dir;
   write_model(dir / "src", 1, Layout::kPerExpert);
@@ -442,6 +455,19 @@ TEST(QuantizeCheckpoint, DestinationsThatAreInTheWay) {
   fs::rename(dir / "out/src", dir / "src");
   expect_error(ErrorCode::kInvalidArgument, {"holds the source"},
                [&] { quantize_checkpoint(dir / "src/model.safetensors", dir / "src", options); });
+  // Nor may that, by a link, or what makes room for work in progress.
+  fs::create_directory(dir / "links");
+  fs::create_symlink(dir / "src/model.safetensors", dir / "links/model.safetensors");
+  expect_error(ErrorCode::kInvalidArgument, {"holds the source"},
+               [&] { quantize_checkpoint(dir / "links", dir / "src", options); });
+  fs::rename(dir / "src", dir / "new.partial");
+  expect_error(ErrorCode::kInvalidArgument, {"the source itself"},
+               [&] { quantize_checkpoint(dir / "new.partial", dir / "new", {}); });
+  fs::rename(dir / "new.partial", dir / "src");
+  fs::rename(dir / "src/model.safetensors", dir / "y.safetensors.partial");
+  expect_error(ErrorCode::kInvalidArgument, {"the source itself"},
+               [&] { quantize_checkpoint(dir / "y.safetensors.partial", dir / "y.safetensors", {}); });
+  fs::rename(dir / "y.safetensors.partial", dir / "src/model.safetensors");
   expect_error(ErrorCode::kInvalidArgument, {"must be one"},
                [&] { quantize_checkpoint(dir / "src", dir / "x.safetensors", {}); });
 }

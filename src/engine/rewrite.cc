@@ -98,6 +98,32 @@ bool contains(const fs::path& directory, const fs::path& path) {
   return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
+fs::path directory_of(const Checkpoint& checkpoint) {
+  std::error_code error;
+  return fs::is_directory(checkpoint.path(), error) ? checkpoint.path() : checkpoint.path().parent_path();
+}
+
+// The source may not lie where the new checkpoint goes or is made; its files may be links.
+void refuse_to_lose_source(const Checkpoint& checkpoint, const fs::path& destination) {
+  std::vector<fs::path> sources = {checkpoint.path()};
+  for (const SafetensorsFile& file : checkpoint.files()) sources.push_back(file.path());
+  std::error_code error;
+  fs::path named = fs::weakly_canonical(destination, error);
+  if (error) named = destination;
+  if (!named.has_filename()) named = named.parent_path();
+  for (const fs::path& place : {named, fs::path(named.string() + ".partial")}) {
+    for (const fs::path& source : sources) {
+      if (fs::equivalent(place, source, error)) {
+        fail(ErrorCode::kInvalidArgument, "{} is the source itself", place.string());
+      }
+      if (contains(place, source)) {
+        fail(ErrorCode::kInvalidArgument, "{} holds the source {}, which would be lost with it",
+             place.string(), source.string());
+      }
+    }
+  }
+}
+
 // What the source is, so that work on another state of it is not continued.
 json source_identity(const Checkpoint& checkpoint) {
   json files = json::array();
@@ -106,6 +132,13 @@ json source_identity(const Checkpoint& checkpoint) {
     const auto changed = fs::last_write_time(file.path(), error).time_since_epoch().count();
     files.push_back({file.path().string(), fs::file_size(file.path(), error), changed});
     if (error) fail(ErrorCode::kIo, "cannot examine {}: {}", file.path().string(), error.message());
+  }
+  // What says how they are to be read.
+  for (const char* name : {"config.json", "hf_quant_config.json"}) {
+    std::error_code error;
+    const fs::path path = directory_of(checkpoint) / name;
+    const auto changed = fs::last_write_time(path, error).time_since_epoch().count();
+    if (!error) files.push_back({path.string(), fs::file_size(path, error), changed});
   }
   return files;
 }
@@ -344,13 +377,7 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
   const Checkpoint& checkpoint = *plan.model().checkpoint;
   std::error_code error;
   if (destination.empty()) fail(ErrorCode::kInvalidArgument, "the destination has no name");
-  if (fs::equivalent(checkpoint.path(), destination, error)) {
-    fail(ErrorCode::kInvalidArgument, "{} is the source itself", destination.string());
-  }
-  if (contains(destination, checkpoint.path())) {
-    fail(ErrorCode::kInvalidArgument, "{} holds the source {}, which would be lost with it",
-         destination.string(), checkpoint.path().string());
-  }
+  refuse_to_lose_source(checkpoint, destination);
   const bool single = destination.extension() == ".safetensors";
   if (single && fs::is_directory(checkpoint.path(), error)) {
     fail(ErrorCode::kInvalidArgument, "{} is a directory, so the destination must be one, not {}",

@@ -13,6 +13,11 @@
 
 namespace megamoe {
 
+// Whether `tensor` has a part for each expert; a single scale is all experts'.
+inline bool holds_all_experts(const TensorRef& tensor, const ExpertMatrix& matrix) {
+  return matrix.fused_experts && tensor.info->elements() > 1;
+}
+
 // The elements of `tensor` (the matrix's weight or block scales) that belong to `matrix`; of a packed type,
 // its bytes. `rows_per_unit` is how many rows of the weight one stored row covers: 128 for FP8 blocks,
 // else 1.
@@ -30,7 +35,8 @@ struct StoredPart {
         transposed(matrix.transposed) {
     const std::int64_t stored = matrix.stored_rows > 0 ? matrix.stored_rows : matrix.rows;
     std::int64_t elements = tensor.info->bytes() / element_bytes;
-    if (matrix.fused_experts && !tensor.info->shape.empty() && tensor.info->shape[0] > 0) {
+    if (holds_all_experts(tensor, matrix)) {
+      MEGAMOE_CHECK(matrix.expert < tensor.info->shape[0]);
       elements /= tensor.info->shape[0];
       data += matrix.expert * elements * element_bytes;
     }
