@@ -400,7 +400,8 @@ class LayerBuilder {
                info_.layer, e, to_string(kProjections[p]), expected_input_scale(*matrix),
                with->input_scale->info->name);
         }
-        if (config_.quantization.fp8_input_scales) matrix->input_scale = nullptr;
+        if (config_.quantization.fp8_input_scales)
+          matrix->unused_input_scale = std::exchange(matrix->input_scale, nullptr);
       }
     }
     if (nvfp4 && with == nullptr) {

@@ -227,10 +227,9 @@ ExpertMatrix make_matrix(const MatrixParts& parts, const MatrixReading& reading,
   out.weight = &weight_tensor(parts);
   out.block_scale = block_scale_of(parts);
   out.tensor_scale = tensor_scale_of(parts);
-  // An input scale beside FP8 or MXFP4 weights is one for FP8 activations, which have their own here.
-  if (out.encoding == Encoding::kNvfp4) {
-    out.input_scale = one_of(parts, {TensorPart::kInputScale, TensorPart::kInputGlobalScale});
-  }
+  // An input scale beside other weights is one for FP8 activations.
+  (out.encoding == Encoding::kNvfp4 ? out.input_scale : out.unused_input_scale) =
+      one_of(parts, {TensorPart::kInputScale, TensorPart::kInputGlobalScale});
   out.bias = parts[TensorPart::kBias];
   out.reciprocal = parts[TensorPart::kPacked] != nullptr;
   out.transposed = reading.transposed;

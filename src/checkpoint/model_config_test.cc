@@ -173,6 +173,14 @@ TEST(QuantConfig, ModelOptMixedPrecision) {
   EXPECT_EQ(q.allowed("model.layers.0.mlp.experts.3.up_proj"), kSchemeNvfp4);
   EXPECT_EQ(q.allowed("model.layers.0.mlp.shared_expert.up_proj"), kSchemeFp8);
   EXPECT_EQ(q.allowed("model.layers.1.mlp.experts.3.up_proj"), kSchemeDense);
+
+  // A mixture of which only the NVFP4 part is listed.
+  const json part = {{"quantization",
+                      {{"quant_algo", "MIXED_PRECISION"},
+                       {"quantized_layers", {{"model.layers.0.mlp.experts", {{"quant_algo", "NVFP4"}}}}}}}};
+  const QuantConfig partly = parse_model_config(nullptr, part).quantization;
+  EXPECT_EQ(partly.allowed("model.layers.0.mlp.experts.3.up_proj"), kSchemeNvfp4);
+  EXPECT_EQ(partly.allowed("model.layers.1.mlp.experts.3.up_proj"), kSchemeDense | kSchemeFp8 | kSchemeMxfp4);
 }
 
 TEST(QuantConfig, Algorithms) {

@@ -58,8 +58,10 @@ struct ExpertMatrix {
   const TensorRef* block_scale = nullptr;   // all but kDense
   const TensorRef* tensor_scale = nullptr;  // kNvfp4
   const TensorRef* input_scale = nullptr;   // or null
-  const TensorRef* bias = nullptr;          // or null
-  bool reciprocal = false;  // tensor_scale and input_scale are stored as 1/value (compressed-tensors)
+  const TensorRef* unused_input_scale =
+      nullptr;                      // or null: one for FP8 activations, which have their own here
+  const TensorRef* bias = nullptr;  // or null
+  bool reciprocal = false;          // tensor_scale and input_scale are stored as 1/value (compressed-tensors)
   bool transposed = false;  // stored [cols, rows] (per expert); packed codes along cols still pair two cols
   std::int64_t expert = 0;  // which slice of a tensor that holds all experts
   bool fused_experts = false;  // the tensor has a leading dimension of experts

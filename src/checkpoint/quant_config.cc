@@ -116,8 +116,12 @@ void read_modelopt(const JsonFields& fields, QuantConfig& out) {
   out.fp8_input_scales = name == "W4A8_NVFP4_FP8";
   read_excluded(fields, out);
   if (name == "MIXED_PRECISION") {
-    // Where modules are listed, the list is complete; groups say less.
-    if (!read_quantized_layers(fields, out) && !read_groups(fields, out)) {
+    // Where modules are listed, the list is complete; but of one that names nothing beside NVFP4 the rest of
+    // the mixture stands in another config. Groups say less.
+    if (read_quantized_layers(fields, out)) {
+      if (out.groups.size() == 1 && out.groups.front().schemes == kSchemeNvfp4)
+        out.otherwise = kSchemeDense | kSchemeFp8 | kSchemeMxfp4;
+    } else if (!read_groups(fields, out)) {
       add_group_of_everything(out, kSchemeAny);
     }
     out.weight_only = false;

@@ -282,8 +282,10 @@ TEST(QuantizeCheckpoint, StaticInputScales) {
 }
 
 // DeepSeek-V3's layout: experts and attention in FP8 under one scale for 128x128, here for the whole matrix.
-void write_fp8_model(const fs::path& directory, bool fp8_attention) {
-  std::vector<testing::TestTensor> tensors;
+// `more` are other tensors.
+void write_fp8_model(const fs::path& directory, bool fp8_attention,
+                     std::vector<testing::TestTensor> more = {}) {
+  std::vector<testing::TestTensor> tensors = std::move(more);
   const auto add = [&](const testing::TestTensor& dense) {
     std::vector<std::uint8_t> codes(dense.bytes.size() / 2);
     for (std::size_t i = 0; i < codes.size(); ++i) {
@@ -343,6 +345,47 @@ TEST(QuantizeCheckpoint, Fp8Experts) {
       EXPECT_EQ(index_model(Checkpoint::open(dir / "ct")).layers[0].num_experts, testing::kExperts);
     }
   }
+}
+
+// An input scale of FP8 activations is none of NVFP4's, whatever is asked for.
+TEST(QuantizeCheckpoint, InputScalesOfFp8ExpertsAreNotTakenOver) {
+  std::vector<testing::TestTensor> scales;
+  for (const auto& t : testing::expert_tensors(0, Layout::kPerExpert)) {
+    const std::string module = t.name.substr(0, t.name.rfind('.'));
+    scales.push_back(testing::tensor(module + ".input_scale", DType::kF32, {}, std::vector<float>{0.125f}));
+  }
+  for (const Family family : {Family::kModelOpt, Family::kCompressedTensors}) {
+    const TempDir dir;
+    write_fp8_model(dir / "src", false, scales);
+    QuantizeCheckpointOptions options;
+    options.format = family;
+    const RewriteReport report = quantize_checkpoint(dir / "src", dir / "out", options);
+    EXPECT_EQ(report.consumed_tensors, 3 * 3 * testing::kExperts);
+    const ModelIndex model = index_model(Checkpoint::open(dir / "out"));
+    EXPECT_EQ(model.layers[0].experts[0][2]->input_scale, nullptr);
+    for (const TensorRef& tensor : model.checkpoint->tensors())
+      EXPECT_EQ(tensor.info->name.find("input"), std::string::npos) << tensor.info->name;
+  }
+}
+
+// Shared experts in FP8 stay that, and what is made says so.
+TEST(QuantizeCheckpoint, SharedExpertsInFp8StayReadable) {
+  std::vector<testing::TestTensor> shared;
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+    const std::string module = fmt::format("model.layers.0.mlp.shared_experts.{}", name);
+    const bool down = std::string(name) == "down_proj";
+    const std::int64_t rows = down ? testing::kHidden : 64, cols = down ? 64 : testing::kHidden;
+    shared.push_back(testing::tensor(module + ".weight", DType::kE4M3, {rows, cols},
+                                     std::vector<std::uint8_t>(static_cast<std::size_t>(rows * cols), 0x38)));
+    shared.push_back(
+        testing::tensor(module + ".weight_scale_inv", DType::kF32, {1, 1}, std::vector<float>{0.5f}));
+  }
+  const TempDir dir;
+  write_fp8_model(dir / "src", false, shared);
+  quantize_checkpoint(dir / "src", dir / "out", {});
+  const ModelIndex model = index_model(Checkpoint::open(dir / "out"));
+  EXPECT_EQ(model.layers[0].experts[0][2]->encoding, Encoding::kNvfp4);
+  EXPECT_EQ(model.layers[0].shared[2]->encoding, Encoding::kFp8Block);
 }
 
 TEST(QuantizeCheckpoint, DynamicActivationsAreSaidInTheConfig) {

@@ -56,6 +56,7 @@ bool is_nvfp4_of(const ExpertMatrix& m, Family family) {
 struct Leftovers {
   std::set<std::string> plain;      // not quantised
   std::set<std::string> quantized;  // quantised in another way
+  bool only_fp8 = true;             // which is FP8
 };
 
 // The experts' matrices that stay: a whole layer of them under one name.
@@ -72,6 +73,7 @@ void collect_expert_leftovers(const RewritePlan& plan, const MoeLayerInfo& layer
         plain.insert(shares_tensor(*m) ? all : module_of(*m->weight));
       } else {
         left.quantized.insert(all);
+        left.only_fp8 = left.only_fp8 && m->weight->info->dtype == DType::kE4M3;
       }
     }
   }
@@ -90,7 +92,9 @@ void collect_other_leftover(const RewritePlan& plan, const TensorRef& tensor, Le
   const char* scale = plan.format().family == Family::kModelOpt ? ".weight_scale_2" : ".weight_global_scale";
   const bool same_family =
       tensor.info->dtype == DType::kU8 && plan.model().checkpoint->find(module + scale) != nullptr;
-  if (!same_family) left.quantized.insert(module);
+  if (same_family) return;
+  left.quantized.insert(module);
+  left.only_fp8 = left.only_fp8 && tensor.info->dtype == DType::kE4M3;
 }
 
 bool has_fp8_kv_cache(const Checkpoint& checkpoint) {
@@ -148,7 +152,8 @@ void RewritePlan::add_linear(LinearOutput linear) {
     fail(ErrorCode::kUnsupported, "{}: NVFP4 needs a multiple of {} columns, got {}", m.weight->info->name,
          kNvfp4Block, m.cols);
   }
-  for (const TensorRef* tensor : {m.weight, m.block_scale, m.tensor_scale, m.input_scale}) {
+  for (const TensorRef* tensor :
+       {m.weight, m.block_scale, m.tensor_scale, m.input_scale, m.unused_input_scale}) {
     if (tensor != nullptr) consumed_.insert(tensor->info->name);
   }
   if (linear.writes_bias) consumed_.insert(m.bias->info->name);
@@ -172,7 +177,7 @@ QuantDescription RewritePlan::describe(ActivationScales activations) const {
   if (!left.quantized.empty()) {
     const json& config = model_->checkpoint->config();
     json other = config.is_object() ? config.value("quantization_config", json()) : json();
-    if (other.is_null()) other = {{"quant_method", "fp8"}};
+    if (other.is_null() && left.only_fp8) other = {{"quant_method", "fp8"}};
     if (format_.family != Family::kModelOpt || !other.is_object() ||
         other.value("quant_method", json()) != "fp8") {
       fail(

@@ -93,8 +93,8 @@ std::set<std::string_view> shared_tensors(const ModelIndex& model) {
   for (const MoeLayerInfo& layer : model.layers) {
     for (const auto& matrix : layer.shared) {
       if (!matrix) continue;
-      for (const TensorRef* tensor :
-           {matrix->weight, matrix->block_scale, matrix->tensor_scale, matrix->input_scale, matrix->bias}) {
+      for (const TensorRef* tensor : {matrix->weight, matrix->block_scale, matrix->tensor_scale,
+                                      matrix->input_scale, matrix->unused_input_scale, matrix->bias}) {
         if (tensor != nullptr) names.insert(tensor->info->name);
       }
     }
