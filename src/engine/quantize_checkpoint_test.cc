@@ -527,6 +527,10 @@ TEST(QuantizeCheckpoint, ASingleFileBecomesAFileOrADirectory) {
   expect_error(ErrorCode::kInvalidArgument, {"exists already"},
                [&] { quantize_checkpoint(source, dir / "out.safetensors", {}); });
   expect_quantized(source, dir / "out.safetensors", Family::kModelOpt, GateUpScale::kShared, false);
+  // Whatever its name is.
+  fs::copy_file(source, dir / "model.bin");
+  quantize_checkpoint(dir / "model.bin", dir / "of_bin", {});
+  EXPECT_TRUE(contents(dir / "of_bin") == contents(dir / "out"));
 }
 
 TEST(QuantizeCheckpoint, WhatIsNvfp4AlreadyIsRefused) {

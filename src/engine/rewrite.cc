@@ -55,9 +55,12 @@ Job carry(const TensorRef& tensor) {
 using LinearsByWeight = std::unordered_map<std::string, std::vector<const LinearOutput*>>;
 
 Shard plan_shard(const RewritePlan& plan, const SafetensorsFile& file, const LinearsByWeight& by_weight) {
-  Shard shard{&file, file.path().filename().string(), {}};
+  const Checkpoint& checkpoint = *plan.model().checkpoint;
+  // A lone file may have any name; in a directory it is found by its ending.
+  const bool found = checkpoint.has_index() || file.path().extension() == ".safetensors";
+  Shard shard{&file, found ? file.path().filename().string() : "model.safetensors", {}};
   for (const TensorInfo& info : file.tensors()) {
-    const TensorRef& tensor = plan.model().checkpoint->at(info.name);
+    const TensorRef& tensor = checkpoint.at(info.name);
     if (const auto linears = by_weight.find(info.name); linears != by_weight.end()) {
       const auto share = info.bytes() / static_cast<std::int64_t>(linears->second.size());
       for (const LinearOutput* linear : linears->second) {
@@ -357,7 +360,7 @@ void write_directory(const RewritePlan& plan, const std::vector<Shard>& shards,
   StagedOutput output(destination, overwrite, recipe);
   write_or_discard(
       output, [&] { write_shards(shards, output.directory(), plan.format(), recipe, reporter, report); });
-  if (checkpoint.has_index() || shards.size() > 1) {
+  if (checkpoint.has_index() || checkpoint.files().size() > 1) {
     write_index(shards, report.output_bytes, output.directory());
   }
   write_configs(checkpoint, description, output.directory());

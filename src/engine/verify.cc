@@ -119,6 +119,14 @@ void compare_others(const ModelIndex& quantized, const ModelIndex& source, Verif
       ++out.others_equal;
     }
   }
+  // What decides where tokens go, and was not there.
+  for (const MoeLayerInfo& layer : quantized.layers) {
+    for (const TensorRef* tensor : {layer.router_weight, layer.router_bias, layer.selection_bias,
+                                    layer.hash_table, layer.shared_gate}) {
+      if (tensor != nullptr && source.checkpoint->find(tensor->info->name) == nullptr)
+        out.mismatches.push_back(fmt::format("{}: not in the source", tensor->info->name));
+    }
+  }
 }
 
 }  // namespace

@@ -103,6 +103,12 @@ TEST_F(VerifyTest, NamesWhatDoesNotMatch) {
   ASSERT_EQ(found.mismatches.size(), 2u);
   EXPECT_EQ(found.mismatches[0], "layer 0: expected 3 experts as in the source, got 2");
   EXPECT_EQ(found.mismatches[1], "model.norm.weight: other bytes than in the source");
+  // What would route tokens otherwise is not there in the source.
+  std::vector<TestTensor> biased = dense_layer(3, 1.0f, 1.0f);
+  biased.push_back(tensor("model.layers.0.mlp.gate.e_score_correction_bias", DType::kF32, {3},
+                          std::vector<float>{1, 2, 3}));
+  EXPECT_EQ(verify(open("b", biased), source).mismatches,
+            std::vector<std::string>{"model.layers.0.mlp.gate.e_score_correction_bias: not in the source"});
 }
 
 TEST_F(VerifyTest, PutsWhatIsNotANumberBelowEveryNumber) {
