@@ -59,6 +59,18 @@ std::string overview() {
   return text;
 }
 
+// CLI11 takes an empty text for a number that was not given: a variable that was never set must not turn a
+// check off. Names and paths may be empty as far as this goes.
+void refuse_empty_numbers(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type != "INT" && type != "UINT" && type != "FLOAT") continue;
+    const std::vector<std::string>& given = option->results();
+    if (std::find(given.begin(), given.end(), "") != given.end())
+      throw CLI::ValidationError(option->get_name(), "expected a number, got an empty text");
+  }
+}
+
 int run_verb(const Verb& verb, int argc, char** argv) {
   CLI::App app(verb.summary, fmt::format("megamoe {}", verb.name));
   app.footer(fmt::format("\nexample: megamoe {} {}", verb.name, verb.example));
@@ -66,6 +78,7 @@ int run_verb(const Verb& verb, int argc, char** argv) {
   const std::function<int()> work = verb.add(app);
   try {
     app.parse(argc, argv);
+    refuse_empty_numbers(app);
   } catch (const CLI::CallForHelp&) {
     print(app.help());
     return 0;

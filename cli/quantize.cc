@@ -38,7 +38,9 @@ std::function<int()> add_quantize(CLI::App& app) {
   app.add_option("--scales", options->quantize.scales, "input scales as calibrate writes them");
   app.add_flag("--four-over-six", options->quantize.four_over_six,
                "let a block's largest value be 4 instead of 6 where that has the smaller error");
-  app.add_option("--layers", options->layers, "only these, for example 0,3-5 (default: all but MTP layers)");
+  app.add_option("--layers", options->layers, "only these, for example 0,3-5 (default: all but MTP layers)")
+      ->check([](const std::string& text) { return text.empty() ? "expected layers, got none" : ""; }, "",
+              "");
   app.add_flag("--shared-experts", options->quantize.shared_experts, "also the shared experts");
   return [options] { return run(*options); };
 }
