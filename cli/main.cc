@@ -113,9 +113,7 @@ int run(int argc, char** argv) {
 // for the stream would be written there.
 void open_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (fcntl(stream, F_GETFD) != -1) continue;
-    const int null = open("/dev/null", O_RDWR);
-    if (null != stream && null != -1) dup2(null, stream);
+    if (fcntl(stream, F_GETFD) == -1) open("/dev/null", O_RDWR);  // gets the least number that is free
   }
 }
 

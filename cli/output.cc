@@ -131,9 +131,7 @@ void print(std::string_view text) {
   }
 }
 
-void print_error(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stderr) != text.size()) std::clearerr(stderr);
-}
+void print_error(const std::string& text) { std::fputs(text.c_str(), stderr); }
 
 void print_json(const nlohmann::json& value) {
   print(value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
@@ -188,7 +186,7 @@ ProgressBar::ProgressBar(std::string_view what, bool forced) {
 }
 
 ProgressBar::~ProgressBar() {
-  if (state_ && state_->terminal) std::fputs("\r\x1b[K", stderr);
+  if (state_ && state_->terminal) print_error("\r\x1b[K");
 }
 
 ProgressFn ProgressBar::fn() {

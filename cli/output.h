@@ -40,7 +40,7 @@ std::string escape_markup(std::string_view text);
 // Writes to stdout and flushes. A reader that went away is no error; any other failure is kIo.
 void print(std::string_view text);
 // On stderr; one that is closed or full changes nothing.
-void print_error(std::string_view text);
+void print_error(const std::string& text);
 // One object, indented, with a newline. Numbers that are not finite become null.
 void print_json(const nlohmann::json& value);
 

@@ -448,13 +448,14 @@ TEST(QuantizeCheckpoint, StoppedWithinAShardItContinuesBehindTheLastTensor) {
   EXPECT_TRUE(files_of(dir / "out") == files_of(dir / "whole"));
 }
 
+void stop_halfway(const Progress& p) {
+  if (2 * p.done_bytes > p.total_bytes) throw std::runtime_error("stopped");
+}
+
 TEST(QuantizeCheckpoint, AnotherRecipeStartsAnew) {
   const TempDir dir;
   write_model(dir / "src", 1, Layout::kPerExpert);
-  const auto stop = [](const Progress& p) {
-    if (2 * p.done_bytes > p.total_bytes) throw std::runtime_error("stopped");
-  };
-  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop), std::runtime_error);
+  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop_halfway), std::runtime_error);
   QuantizeCheckpointOptions options;
   options.four_over_six = true;
   EXPECT_EQ(quantize_checkpoint(dir / "src", dir / "out", options).resumed_tensors, 0);
@@ -464,10 +465,7 @@ TEST(QuantizeCheckpoint, AnotherRecipeStartsAnew) {
 TEST(QuantizeCheckpoint, AnotherConfigStartsAnew) {
   const TempDir dir;
   write_model(dir / "src", 1, Layout::kPerExpert);
-  const auto stop = [](const Progress& p) {
-    if (2 * p.done_bytes > p.total_bytes) throw std::runtime_error("stopped");
-  };
-  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop), std::runtime_error);
+  EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop_halfway), std::runtime_error);
   std::ofstream(dir / "src/config.json", std::ios::app) << " ";
   EXPECT_EQ(quantize_checkpoint(dir / "src", dir / "out", {}).resumed_tensors, 0);
   expect_quantized(dir / "src", dir / "out", Family::kModelOpt, GateUpScale::kShared, false);

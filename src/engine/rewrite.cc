@@ -101,11 +101,6 @@ bool contains(const fs::path& directory, const fs::path& path) {
   return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
-fs::path directory_of(const Checkpoint& checkpoint) {
-  std::error_code error;
-  return fs::is_directory(checkpoint.path(), error) ? checkpoint.path() : checkpoint.path().parent_path();
-}
-
 // The source may not lie where the new checkpoint goes or is made; its files may be links.
 void refuse_to_lose_source(const Checkpoint& checkpoint, const fs::path& destination) {
   std::vector<fs::path> sources = {checkpoint.path()};
@@ -136,10 +131,10 @@ json source_identity(const Checkpoint& checkpoint) {
     files.push_back({file.path().string(), fs::file_size(file.path(), error), changed});
     if (error) fail(ErrorCode::kIo, "cannot examine {}: {}", file.path().string(), error.message());
   }
-  // What says how they are to be read.
+  // What says how they are to be read; a lone file has none.
   for (const char* name : {"config.json", "hf_quant_config.json"}) {
     std::error_code error;
-    const fs::path path = directory_of(checkpoint) / name;
+    const fs::path path = checkpoint.path() / name;
     const auto changed = fs::last_write_time(path, error).time_since_epoch().count();
     if (!error) files.push_back({path.string(), fs::file_size(path, error), changed});
   }
