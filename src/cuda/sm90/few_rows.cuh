@@ -135,7 +135,7 @@ __device__ inline FewPiece next_piece(StageRing& ring, FewStorage& s) {
   FewPiece piece = s.pieces[ring.index];
   piece.gemm = uniform(piece.gemm), piece.chunks = uniform(piece.chunks);
   __syncwarp();  // all have read it
-  if (ptx::elect_one()) ptx::mbarrier_arrive(&s.piece_empty[ring.index]);
+  if (threadIdx.x % 32 < kLanesArriving) ptx::mbarrier_arrive(&s.piece_empty[ring.index]);
   ring.advance<kPieces>();
   return piece;
 }
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       }
       for (int i = 0; i < kPieces; ++i) {
         ptx::mbarrier_init(&s.piece_full[i], 1);
-        ptx::mbarrier_init(&s.piece_empty[i], kConsumerWarps + kTokenWarps + kFinishers);
+        ptx::mbarrier_init(&s.piece_empty[i], (kConsumerWarps + kTokenWarps + kFinishers) * kLanesArriving);
       }
       ptx::mbarrier_init_fence();
     }

@@ -11,15 +11,20 @@ namespace {
 
 constexpr int kThreads = 256, kLanes = 16, kGroups = kThreads / kLanes;
 
-// Where row `row` has its scales.
-__device__ std::int64_t scale_place(const Fp8Quantize& call, std::int64_t row) {
+// Where row `row` has its scales; pair (token, copy) is read by it.
+__device__ std::int64_t scale_place(const Fp8Quantize& call, std::int64_t row, std::int64_t pair) {
   if (call.offsets == nullptr) return row;
-  int low = 0, high = call.experts;  // the last expert whose first row is not beyond
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (call.offsets[middle] <= row ? low : high) = middle;
+  int expert = 0;
+  if (call.ids != nullptr) {
+    expert = call.ids[pair];
+  } else {
+    int end = call.experts;  // it is the last expert whose first row is not beyond
+    while (end - expert > 1) {
+      const int middle = (expert + end) / 2;
+      (call.offsets[middle] <= row ? expert : end) = middle;
+    }
   }
-  return fp8_scale_place(call.offsets[low], low) + row - call.offsets[low];
+  return fp8_scale_place(call.offsets[expert], expert) + row - call.offsets[expert];
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -30,6 +35,12 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int64_t group = blockIdx.x % blocks_per_row * kGroups + static_cast<int>(threadIdx.x) / kLanes;
   const std::int64_t col = group * kFp8Tile + lane * 8;
+  // A lane for each copy: its row, or -1.
+  const auto row_of = [&](int copy) -> std::int64_t {
+    if (copy >= call.copies) return -1;
+    return call.slot_to_row != nullptr ? call.slot_to_row[token * call.copies + copy] : token;
+  };
+  std::int64_t own_row = row_of(lane);
   const bool inside = col < call.cols;
   const uint4 loaded = inside ? *reinterpret_cast<const uint4*>(call.x + token * call.row_stride + col)
                               : make_uint4(0, 0, 0, 0);
@@ -49,23 +60,28 @@ __global__ void __launch_bounds__(kThreads)
   float d[2];  // the same for both
   std::uint32_t codes[2];
   cuda::encode_tiles(x, {amax, amax}, any < kFloatInf, d, codes);
-  const std::int64_t width = fp8_row_bytes(call.cols);
-  const auto row_of = [&](int copy) -> std::int64_t {
-    return call.slot_to_row != nullptr ? call.slot_to_row[token * call.copies + copy] : token;
-  };
-  for (int copy = 0; copy < call.copies; ++copy) {
-    const std::int64_t row = row_of(copy);
-    if (row < 0) continue;
-    std::uint8_t* to = call.codes + row * width;
+
+  // From here on the lanes of a group among themselves. Adjacent bytes of a row go to a lane: two words of
+  // one quarter (fp8_column_place), of adjacent blocks, each of which two lanes have.
+  const unsigned lanes = 0xFFFFu << (threadIdx.x & kLanes);
+  const int quarter = lane % 8 / 2, from = lane / 8 * 8 + lane % 2 * 4 + quarter / 2;
+  std::uint32_t own[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      *reinterpret_cast<std::uint32_t*>(to + fp8_column_place(static_cast<std::uint32_t>(col) + 4 * i)) =
-          codes[i];
-    }
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t even = __shfl_sync(lanes, codes[0], from + 2 * i, kLanes),
+                        odd = __shfl_sync(lanes, codes[1], from + 2 * i, kLanes);
+    own[i] = quarter % 2 == 0 ? even : odd;
   }
+  std::uint8_t* to = call.codes + group * kFp8Tile + lane * 8;
+  const std::int64_t width = fp8_row_bytes(call.cols);
   float* scales = call.scales + group * fp8_scale_pitch(call.most_rows, call.experts);
-  for (int copy = lane; copy < call.copies; copy += kLanes) {
-    if (const std::int64_t row = row_of(copy); row >= 0) scales[scale_place(call, row)] = d[0];
+  for (int first = 0; first < call.copies; first += kLanes) {
+    if (first > 0) own_row = row_of(first + lane);
+    for (int i = 0; i < min(call.copies - first, kLanes); ++i) {
+      const std::int64_t row = __shfl_sync(lanes, own_row, i, kLanes);
+      if (row >= 0) *reinterpret_cast<uint2*>(to + row * width) = make_uint2(own[0], own[1]);
+    }
+    if (own_row >= 0) scales[scale_place(call, own_row, token * call.copies + first + lane)] = d[0];
   }
 }
 

@@ -29,13 +29,14 @@ struct Case {
   std::int64_t rows, most_rows;
 };
 
-void expect_quantised(const Case& c) {
+void expect_quantised(const Case& c, bool told_experts) {
   const std::int64_t groups = (c.cols + 127) / 128, pitch = (c.most_rows + 3) / 4 * 4 + 4 * c.experts;
   // What is not written keeps the poison.
   for (const int poison : {0x7F, 0xFF, 0x00}) {
     std::vector<std::uint8_t> codes(size(c.most_rows * groups * 128), static_cast<std::uint8_t>(poison));
     std::vector<float> scales(size(groups * pitch));
     std::memset(static_cast<void*>(scales.data()), poison, scales.size() * sizeof(float));
+    std::vector<std::int32_t> pair_experts(size(c.tokens * c.copies), -1);
     for (std::int64_t pair = 0; pair < c.tokens * c.copies; ++pair) {
       const std::int64_t token = pair / c.copies,
                          row = c.slot_to_row.empty() ? token : c.slot_to_row[size(pair)];
@@ -43,7 +44,9 @@ void expect_quantised(const Case& c) {
       std::int64_t place = row;
       for (std::int64_t e = 0; e < c.experts && !c.offsets.empty(); ++e) {
         const std::int64_t begin = c.offsets[size(e)];
-        if (row >= begin && row < c.offsets[size(e + 1)]) place = (begin + 3) / 4 * 4 + 4 * e + row - begin;
+        if (row < begin || row >= c.offsets[size(e + 1)]) continue;
+        place = (begin + 3) / 4 * 4 + 4 * e + row - begin;
+        pair_experts[size(pair)] = static_cast<std::int32_t>(e);
       }
       const independent::Row want = independent::make_row(
           {c.x.begin() + token * c.cols, c.x.begin() + (token + 1) * c.cols}, ActivationFormat::kFp8, 0.0f);
@@ -56,6 +59,7 @@ void expect_quantised(const Case& c) {
     const DeviceArray<bf16> x(c.x);
     const DeviceArray<std::int32_t> slot_to_row(c.slot_to_row);
     const DeviceArray<std::int64_t> offsets(c.offsets);
+    const DeviceArray<std::int32_t> ids(told_experts ? pair_experts : std::vector<std::int32_t>());
     const Output<std::uint8_t> got_codes(c.most_rows * groups * 128, poison);
     const Output<float> got_scales(groups * pitch, poison);
     cuda_check(quantize_fp8({.x = x.data(),
@@ -64,6 +68,7 @@ void expect_quantised(const Case& c) {
                              .cols = c.cols,
                              .slot_to_row = slot_to_row.data(),
                              .copies = c.copies,
+                             .ids = ids.data(),
                              .offsets = offsets.data(),
                              .experts = c.experts,
                              .most_rows = c.most_rows,
@@ -75,6 +80,11 @@ void expect_quantised(const Case& c) {
     EXPECT_TRUE(cuda::same_bytes(got_codes.download(), codes));
     EXPECT_TRUE(cuda::same_bytes(got_scales.download(), scales));
   }
+}
+
+// Where each row's expert is told, and where it is found.
+void expect_quantised(const Case& c) {
+  for (const bool told_experts : {false, true}) expect_quantised(c, told_experts);
 }
 
 // Groups of a number that makes the scale, and 127 that are no larger, of either sign: every BF16 under
@@ -103,20 +113,21 @@ TEST_F(Fp8RowsTest, SmallRowsOfEveryShape) {
   cuda::Random random(1);
   for (const std::int64_t cols : {16, 112, 128, 144, 2064}) {
     for (const std::int64_t tokens : {1, 7, 40}) {
-      Case c{{}, tokens, cols, 3, 6, {}, {}, 0, 0};
+      const int copies = tokens == 7 ? 20 : 3;  // more than lanes of a group
+      Case c{{}, tokens, cols, copies, 6, {}, {}, 0, 0};
       for (std::int64_t i = 0; i < tokens * cols; ++i) {
         c.x.push_back({static_cast<std::uint16_t>(
             random.integer(0, 40) == 0 ? random.bits() : 0x3F00 + random.bits() % 0x100)});
       }
       // Some slots are left out, the others get rows in any order.
-      c.slot_to_row.assign(size(tokens * 3), -1);
+      c.slot_to_row.assign(size(tokens * copies), -1);
       for (std::int32_t& row : c.slot_to_row) {
         if (random.integer(0, 3) > 0) row = static_cast<std::int32_t>(c.rows++);
       }
       for (std::size_t i = c.slot_to_row.size(); i-- > 1;) {
         std::swap(c.slot_to_row[i], c.slot_to_row[size(random.integer(0, static_cast<std::int64_t>(i)))]);
       }
-      c.most_rows = tokens * 3;
+      c.most_rows = tokens * copies;
       c.offsets = {0, c.rows / 5, c.rows / 5, c.rows / 2, c.rows / 2 + (c.rows > 2 ? 1 : 0), c.rows, c.rows};
       expect_quantised(c);
     }

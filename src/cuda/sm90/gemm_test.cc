@@ -572,11 +572,12 @@ TEST_F(SmallGemms, EveryTile) {
     run(kActivations[3], tile_kinds(type));
 }
 
-// Sums so long that a piece of work takes its stages of shared memory again.
+// Sums so long that a piece of work takes its stages of shared memory again, with a last stage that is cut
+// short; wide enough for all warpgroups and both CTAs of a cluster.
 TEST_F(SmallGemms, LongSums) {
   cuda::Random random(1);
   const auto run = [&](std::int64_t cols, const std::vector<TileChoice>& tiles) {
-    const auto weights = testing::wide_layer(testing::make_config(cols, 32, 1, 1, kActivations[0]),
+    const auto weights = testing::wide_layer(testing::make_config(cols, 256, 1, 1, kActivations[0]),
                                              Operands::kExact, false, 2);
     const DeviceLayer layer(weights->weights);
     for (const TileChoice& tile : tiles) {
@@ -591,10 +592,10 @@ TEST_F(SmallGemms, LongSums) {
                [](const Verdict& v, ActivationFormat, bool, bool) { expect_equal_sums(v); });
     }
   };
-  run(4816, {{8, 1}});
+  run(4176, {{8, 1}});
   for (const OperandType type : {OperandType::kBf16, OperandType::kFp8})
-    run(1104, {{narrow_tile(type), 4}, {wide_tile(type), type == OperandType::kFp8 ? 4 : 3}});
-  run(1104, {{widest_tile(OperandType::kBf16), 2}});
+    run(1040, {{32, 4}, {narrow_tile(type), 4}, {wide_tile(type), type == OperandType::kFp8 ? 4 : 3}});
+  run(1040, {{widest_tile(OperandType::kBf16), 2}});
 }
 
 // Wide tiles of which each CTA has several, one after the other in the same shared memory: h from registers,

@@ -205,6 +205,7 @@ void HopperPass::quantize_x(const DeviceCall& call, const Buffers& b, cudaStream
                              .cols = call.x.cols,
                              .slot_to_row = b.slot_to_row,
                              .copies = b.routing.top_k,
+                             .ids = call.ids,
                              .offsets = b.routing.offsets,
                              .experts = static_cast<int>(b.routing.num_experts),
                              .most_rows = b.most_rows(),
