@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <limits>
+#include <string>
 
 #include "base/check.h"
 #include "numerics/bf16.h"
@@ -56,9 +56,13 @@ class Reader {
         out[i] = load<std::int32_t>(data_, at);
       } else if (tensor_.dtype == DType::kI64) {
         const auto value = load<std::int64_t>(data_, at);
-        // What does not fit is as far out of range as an id can be, and is refused where ids are checked.
-        out[i] = static_cast<std::int32_t>(std::clamp<std::int64_t>(
-            value, std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()));
+        out[i] = static_cast<std::int32_t>(value);
+        if (out[i] != value) {
+          const std::int64_t slots = std::max<std::int64_t>(cols_, 1);
+          fail(ErrorCode::kInvalidFile, "{}: expected ids of 32 bits in {}, got {} for token {}{}",
+               file_.path().string(), tensor_.name, value, at / slots,
+               cols_ > 0 ? fmt::format(", slot {}", at % slots) : "");
+        }
       } else {
         refuse("I32 or I64");
       }
@@ -88,9 +92,9 @@ std::vector<int> RecordedActivations::layers() const {
     if (!name.starts_with("layers.") || !name.ends_with(".mlp.input")) continue;
     name.remove_prefix(7);
     name.remove_suffix(10);
-    int layer = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
-    if (error == std::errc() && end == name.data() + name.size() && layer >= 0) out.push_back(layer);
+    int layer = -1;
+    std::from_chars(name.data(), name.data() + name.size(), layer);
+    if (layer >= 0 && name == std::to_string(layer)) out.push_back(layer);
   }
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
@@ -100,11 +104,18 @@ std::vector<int> RecordedActivations::layers() const {
 const TensorInfo* RecordedActivations::find(const std::string& given, int layer,
                                             const std::string& usual) const {
   const std::string name = given.empty() ? fmt::format("layers.{}.mlp.{}", layer, usual) : given;
+  const TensorInfo* found = nullptr;
   for (const TensorInfo& tensor : file_.tensors()) {
-    if (tensor.name == name || (given.empty() && tensor.name == "model." + name)) return &tensor;
+    if (tensor.name != name && !(given.empty() && tensor.name == "model." + name)) continue;
+    if (found != nullptr) {
+      fail(ErrorCode::kInvalidFile, "{}: expected one of {} and {}, got both", file_.path().string(),
+           found->name, tensor.name);
+    }
+    found = &tensor;
   }
-  if (!given.empty()) fail(ErrorCode::kNotFound, "{} has no tensor {}", file_.path().string(), given);
-  return nullptr;
+  if (found == nullptr && !given.empty())
+    fail(ErrorCode::kNotFound, "{} has no tensor {}", file_.path().string(), given);
+  return found;
 }
 
 RecordedLayer RecordedActivations::read(int layer, const LayerConfig& config, std::int64_t max_tokens,

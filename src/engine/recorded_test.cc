@@ -37,7 +37,7 @@ class RecordedTest : public ::testing::Test {
 TEST_F(RecordedTest, FindsLayersUnderBothNamesInOrder) {
   const auto file =
       open({input("model.layers.10.mlp.input"), input("layers.2.mlp.input"), input("layers.x.mlp.input"),
-            input("layers.3.mlp.output"), input("layers.-1.mlp.input")});
+            input("layers.3.mlp.output"), input("layers.-1.mlp.input"), input("layers.04.mlp.input")});
   EXPECT_EQ(file.layers(), (std::vector<int>{2, 10}));
 }
 
@@ -54,6 +54,13 @@ TEST_F(RecordedTest, ReadsTheFirstTokensAndRoundsToBf16) {
   EXPECT_EQ(layer.output.size(), 32u);
   EXPECT_TRUE(layer.router_logits.empty());
   EXPECT_TRUE(layer.ids.empty());
+}
+
+TEST_F(RecordedTest, RefusesTwoNamesForOnePlace) {
+  const auto file = open({input("layers.2.mlp.input"), input("model.layers.2.mlp.input", 2)});
+  expect_error(ErrorCode::kInvalidFile, {"one of layers.2.mlp.input and model.layers.2.mlp.input, got both"},
+               [&] { file.read(2, config_, 100); });
+  EXPECT_EQ(file.read(2, config_, 100, names("layers.2.mlp.input", "")).tokens, 3);
 }
 
 TEST_F(RecordedTest, ReadsGivenNames) {
@@ -74,12 +81,21 @@ TEST_F(RecordedTest, RefusesWrongShapesAndTypes) {
   expect_error(ErrorCode::kInvalidFile, {"BF16, F16 or F32", "I8"}, [&] {
     read({tensor("layers.0.mlp.input", DType::kI8, {1, 16}, std::vector<std::int8_t>(16))});
   });
-  const TestTensor ids =
-      tensor("layers.0.mlp.expert_ids", DType::kI64, {3, 2}, std::vector<std::int64_t>(6, INT64_MAX));
-  expect_error(ErrorCode::kInvalidFile, {"no expert weights"}, [&] { read({x, ids}); });
+  const auto ids = [](std::int64_t id) {
+    return tensor("layers.0.mlp.expert_ids", DType::kI64, {3, 2}, std::vector<std::int64_t>(6, id));
+  };
+  expect_error(ErrorCode::kInvalidFile, {"no expert weights"}, [&] { read({x, ids(0)}); });
   const TestTensor weights =
       tensor("layers.0.mlp.expert_weights", DType::kF32, {3, 2}, std::vector<float>(6));
-  EXPECT_EQ(open({x, ids, weights}).read(0, config_, 100).ids.at(0), INT32_MAX);  // and is refused as an id
+  expect_error(ErrorCode::kInvalidFile, {"expert_ids", "got 9223372036854775807 for token 0, slot 0"}, [&] {
+    read({x, ids(INT64_MAX), weights});
+  });
+  const TestTensor token_ids = tensor("layers.0.mlp.token_ids", DType::kI64, {3},
+                                      std::vector<std::int64_t>{0, -5, std::int64_t{1} << 32});
+  expect_error(ErrorCode::kInvalidFile, {"token_ids", "got 4294967296 for token 2"}, [&] {
+    read({x, token_ids});
+  });
+  EXPECT_EQ(open({x, token_ids}).read(0, config_, 2).token_ids, (std::vector<std::int32_t>{0, -5}));
   const TestTensor float_ids = tensor("layers.0.mlp.expert_ids", DType::kF32, {3, 2}, std::vector<float>(6));
   expect_error(ErrorCode::kInvalidFile, {"I32 or I64"}, [&] { read({x, float_ids, weights}); });
 }
