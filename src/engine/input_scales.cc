@@ -50,10 +50,11 @@ ExpertInputScales parse_expert(const json& expert, const std::string& where) {
           parse_scale(expert, "h", where)};
 }
 
+// A number in its one spelling, so that two keys are two layers.
 int parse_layer(const std::string& key, const std::string& name) {
-  int layer = 0;
-  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), layer);
-  if (error != std::errc() || end != key.data() + key.size() || layer < 0) {
+  int layer = -1;
+  std::from_chars(key.data(), key.data() + key.size(), layer);
+  if (layer < 0 || key != std::to_string(layer)) {
     fail(ErrorCode::kInvalidFile, "{}: expected a layer's number, got \"{}\"", name, key);
   }
   return layer;

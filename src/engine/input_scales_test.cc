@@ -57,6 +57,8 @@ TEST(InputScales, RefusesWhatIsWrong) {
   expect_refused("[]", {"layers"});
   expect_refused(R"({"x": []})", {"\"x\""});
   expect_refused(R"({"-1": []})", {"-1"});
+  expect_refused(R"({"0": [], "00": []})", {"\"00\""});
+  expect_refused(R"({"99999999999": []})", {"99999999999"});
   expect_refused(R"({"0": {}})", {"layer 0"});
   expect_refused(R"({"0": [3]})", {"layer 0", "expert 0"});
   expect_refused(R"({"0": [{"rows": -1}]})", {"rows"});
