@@ -6,15 +6,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "checkpoint/tensor_names.h"
 
 namespace megamoe {
 namespace {
 
 constexpr std::size_t kGate = 0, kUp = 1, kDown = 2, kGateUp = 3;
-
-std::string join(std::string_view prefix, std::string_view name) {
-  return prefix.empty() ? std::string(name) : fmt::format("{}.{}", prefix, name);
-}
 
 // A size of the layer, first set by one tensor (or the config) and then held against all others.
 class Size {
@@ -115,7 +112,7 @@ class LayerBuilder {
     const bool is_short = std::any_of(parts.begin(), parts.end(), [](const MatrixParts& m) {
       return m.module.ends_with(".w1") || m.module.ends_with(".w2") || m.module.ends_with(".w3");
     });
-    return join(info_.prefix, fmt::format("experts.{}.{}", expert, (is_short ? kShort : kLong)[p]));
+    return join_names(info_.prefix, fmt::format("experts.{}.{}", expert, (is_short ? kShort : kLong)[p]));
   }
 
   void add_all_experts() {
@@ -274,7 +271,7 @@ class LayerBuilder {
 
   // The tensor of this name under the layer's prefix, with one of these shapes; null where there is none.
   const TensorRef* find(std::string_view name, std::vector<std::vector<std::int64_t>> shapes) const {
-    const TensorRef* tensor = checkpoint_.find(join(info_.prefix, name));
+    const TensorRef* tensor = checkpoint_.find(join_names(info_.prefix, name));
     if (tensor == nullptr) return nullptr;
     if (std::find(shapes.begin(), shapes.end(), tensor->info->shape) == shapes.end()) {
       fail(ErrorCode::kInvalidFile, "{}: expected the shape [{}]", named(*tensor),
@@ -320,7 +317,7 @@ class LayerBuilder {
       }
       info_.router_bias = bias;
     }
-    info_.hash_table = checkpoint_.find(join(info_.prefix, "gate.tid2eid"));
+    info_.hash_table = checkpoint_.find(join_names(info_.prefix, "gate.tid2eid"));
     if (info_.hash_table != nullptr) check_hash_table();
   }
 

@@ -166,8 +166,7 @@ const MoeLayerInfo& find_layer(const ModelIndex& model, int layer) {
 }
 
 std::string matrix_name(const MoeLayerInfo& layer, std::int64_t expert, Projection projection) {
-  const std::string_view dot = layer.prefix.empty() ? "" : ".";
-  return fmt::format("{}{}experts.{}.{}", layer.prefix, dot, expert, to_string(projection));
+  return join_names(layer.prefix, fmt::format("experts.{}.{}", expert, to_string(projection)));
 }
 
 }  // namespace megamoe

@@ -162,6 +162,10 @@ TensorName parse_tensor_name(std::string_view name) {
   return out;
 }
 
+std::string join_names(std::string_view prefix, std::string_view name) {
+  return std::string(prefix) + (prefix.empty() ? "" : ".") + std::string(name);
+}
+
 LayerNumber parse_layer_number(std::string_view prefix) {
   LayerNumber out;
   std::string_view previous;

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace megamoe {
@@ -54,6 +55,9 @@ struct TensorName {
   TensorPart part = TensorPart::kWeight;
 };
 TensorName parse_tensor_name(std::string_view name);
+
+// "prefix.name", or `name` where there is no prefix.
+std::string join_names(std::string_view prefix, std::string_view name);
 
 // The number of the layer that a prefix belongs to: of "layers.N" or "block.N", else of "mtp.N", else 0.
 struct LayerNumber {

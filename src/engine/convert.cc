@@ -78,8 +78,21 @@ bool says_dynamic(const Checkpoint& checkpoint) {
   return false;
 }
 
+// Tensors of all experts are split into linears of one each, beside which no reader takes one of all experts.
+void check_none_stays_fused(const MoeLayerInfo& layer, Family to) {
+  const ExpertMatrix *fp4 = nullptr, *other = nullptr;
+  for (const auto& m : layer.experts.front()) {
+    if (m && m->fused_experts) (is_fp4(*m, to) ? fp4 : other) = &*m;
+  }
+  if (fp4 == nullptr || other == nullptr) return;
+  fail(ErrorCode::kUnsupported,
+       "{} is {}, while {} is FP4: tensors of all experts of a layer are converted together or not at all",
+       other->weight->info->name, to_string(other->encoding), fp4->weight->info->name);
+}
+
 void add_layer(RewritePlan& plan, const MoeLayerInfo& layer, const ConvertOptions& options,
                InputScaleCount& inputs) {
+  check_none_stays_fused(layer, options.to);
   std::int64_t unequal = 0;
   for (std::int64_t e = 0; e < layer.num_experts; ++e) {
     const auto& matrices = layer.experts[static_cast<std::size_t>(e)];

@@ -316,5 +316,56 @@ TEST(Convert, GptOssIsSplitIntoLinears) {
   }
 }
 
+// Fused ModelOpt tensors under `prefix`, of which down is plain where `plain_down` is set.
+std::vector<TestTensor> fused_modelopt(const std::string& prefix, bool plain_down) {
+  constexpr std::int64_t kE = 2, kH = 64, kI = 48;
+  std::vector<TestTensor> tensors;
+  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t cols) {
+    const auto count = static_cast<std::size_t>(kE * rows * cols);
+    tensors.push_back(
+        tensor(name, DType::kU8, {kE, rows, cols / 2}, std::vector<std::uint8_t>(count / 2, 0x21)));
+    tensors.push_back(tensor(name + "_weight_scale", DType::kE4M3, {kE, rows, cols / 16},
+                             std::vector<std::uint8_t>(count / 16, 0x38)));
+    tensors.push_back(tensor(name + "_weight_scale_2", DType::kF32, {}, std::vector<float>{0.5f}));
+  };
+  add(prefix + "experts.gate_up_proj", 2 * kI, kH);
+  if (plain_down) {
+    tensors.push_back(tensor(prefix + "experts.down_proj", DType::kBF16, {kE, kH, kI},
+                             testing::random_bf16(1, kE * kH * kI)));
+  } else {
+    add(prefix + "experts.down_proj", kH, kI);
+  }
+  return tensors;
+}
+
+TEST(Convert, FusedTensorsWithoutAPrefixKeepNone) {
+  const TempDir dir;
+  for (const std::string prefix : {"", "model.layers.0.mlp."}) {
+    testing::write_safetensors(dir / "src.safetensors", fused_modelopt(prefix, false));
+    ConvertOptions options = to(Family::kCompressedTensors);
+    options.overwrite = true;
+    convert_checkpoint(dir / "src.safetensors", dir / "out.safetensors", options);
+    const ModelIndex before = index_model(Checkpoint::open(dir / "src.safetensors"));
+    const ModelIndex after = index_model(Checkpoint::open(dir / "out.safetensors"));
+    EXPECT_NE(after.checkpoint->find(prefix + "experts.1.up_proj.weight_packed"), nullptr);
+    ASSERT_EQ(after.layers.size(), 1u);
+    EXPECT_EQ(after.layers[0].prefix, before.layers[0].prefix);
+    for (std::size_t p = 0; p < 3; ++p) {
+      EXPECT_EQ(read_f32(*after.layers[0].experts[1][p]), read_f32(*before.layers[0].experts[1][p]));
+    }
+  }
+}
+
+// One split into linears and the other left whole: no reader takes both in one layer.
+TEST(Convert, FusedTensorsOfWhichOneIsPlainAreRefused) {
+  const TempDir dir;
+  testing::write_safetensors(dir / "src.safetensors", fused_modelopt("layers.0.", true));
+  expect_error(ErrorCode::kUnsupported,
+               {"layers.0.experts.down_proj is dense", "layers.0.experts.gate_up_proj is FP4"}, [&] {
+                 convert_checkpoint(dir / "src.safetensors", dir / "out", to(Family::kCompressedTensors));
+               });
+  EXPECT_FALSE(fs::exists(dir / "out") || fs::exists(dir / "out.partial"));
+}
+
 }  // namespace
 }  // namespace megamoe

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "checkpoint/tensor_names.h"
 #include "engine/rewrite.h"
 #include "numerics/nvfp4.h"
 
@@ -61,7 +62,7 @@ struct Leftovers {
 
 // The experts' matrices that stay: a whole layer of them under one name.
 void collect_expert_leftovers(const RewritePlan& plan, const MoeLayerInfo& layer, Leftovers& left) {
-  const std::string all = layer.prefix + ".experts*";
+  const std::string all = join_names(layer.prefix, "experts*");
   bool any_new = false;
   std::set<std::string> plain;
   for (const auto& matrices : layer.experts) {
@@ -124,7 +125,7 @@ void RewritePlan::add(const MoeLayerInfo& layer, std::int64_t expert, Projection
   LinearOutput linear{&m, scale_partner(matrices, projection, gate_up), "", input_scale, false};
   if (!shares_tensor(m)) linear.module = module_of(*m.weight);
   if (linear.module.empty()) {
-    linear.module = fmt::format("{}.experts.{}.{}", layer.prefix, expert, linear_name(projection));
+    linear.module = join_names(layer.prefix, fmt::format("experts.{}.{}", expert, linear_name(projection)));
     linear.writes_bias = m.bias != nullptr;
   }
   add_linear(std::move(linear));
@@ -190,10 +191,11 @@ QuantDescription RewritePlan::describe(ActivationScales activations) const {
     std::set<std::string> modules;
     for (const MoeLayerInfo& layer : model_->layers) {
       const auto& down = layer.experts.empty() ? std::nullopt : at(layer.experts.front(), Projection::kDown);
-      if (down && consumes(*down->weight)) modules.insert(layer.prefix + ".experts");
+      if (down && consumes(*down->weight)) modules.insert(join_names(layer.prefix, "experts"));
     }
     for (const LinearOutput& linear : linears_) {
-      if (linear.module.find(".experts.") == std::string::npos) modules.insert(linear.module);
+      if (parse_tensor_name(linear.module + ".weight").role != TensorRole::kExpert)
+        modules.insert(linear.module);
     }
     d.quantized.assign(modules.begin(), modules.end());
   }
