@@ -155,6 +155,13 @@ ModelIndex index_model(std::shared_ptr<const Checkpoint> checkpoint, const Model
   return out;
 }
 
+std::vector<const TensorRef*> router_tensors(const MoeLayerInfo& layer) {
+  std::vector<const TensorRef*> out = {layer.router_weight, layer.router_bias, layer.selection_bias,
+                                       layer.shared_gate};
+  std::erase(out, nullptr);
+  return out;
+}
+
 const MoeLayerInfo& find_layer(const ModelIndex& model, int layer) {
   std::string there;
   for (const MoeLayerInfo& info : model.layers) {

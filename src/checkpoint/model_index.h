@@ -89,6 +89,10 @@ struct MoeLayerInfo {
   const TensorRef* shared_gate = nullptr;     // [1, H] or [H]
 };
 
+// The tensors of floats that decide where tokens go and what they weigh there: those that the layer has of
+// its router and the shared expert's gate.
+std::vector<const TensorRef*> router_tensors(const MoeLayerInfo& layer);
+
 struct ModelIndexOptions {
   // For fused 3-D expert tensors whose two orders cannot be told apart by shape: "", "rows-first" ([E, 2I,
   // H]) or "cols-first" ([E, H, 2I]).

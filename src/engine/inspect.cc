@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/parallel.h"
+#include "checkpoint/expert_matrix.h"
 #include "engine/stored_part.h"
 
 namespace megamoe {
@@ -57,7 +58,7 @@ MatrixInspection inspect_matrix(const ExpertMatrix& matrix, bool values) {
           const float scale = stored_value(dtype, element);
           ++out.scales;
           out.nan_scales += !is_finite(scale);
-          out.negative_scales += is_finite(scale) && std::signbit(scale);
+          out.negative_scales += is_finite(scale) && scale < 0.0f;  // -0 is 0
           out.zero_scales += scale == 0.0f;
           out.saturated_scales += dtype == DType::kE4M3 && scale == kE4M3Max;
           return true;
@@ -231,6 +232,12 @@ Inspection inspect(const ModelIndex& model, const InspectOptions& options) {
     out.layers.push_back(inspect_layer(info, options.values));
     out.expert_bytes += out.layers.back().bytes;
     find_faults(out.layers.back(), out.findings);
+    for (const TensorRef* tensor : router_tensors(info)) {
+      if (const std::int64_t nans = count_nans(*tensor); nans > 0) {
+        out.findings.push_back(
+            {Severity::kError, info.layer, fmt::format("{} NaN in {}", nans, tensor->info->name)});
+      }
+    }
   }
   for (const std::string& note : model.notes) out.findings.push_back({Severity::kNote, -1, note});
   std::stable_sort(out.findings.begin(), out.findings.end(),

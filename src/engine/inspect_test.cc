@@ -115,6 +115,30 @@ TEST_F(InspectTest, CountsFaultsOfBlockScalesAndStillReports) {
   EXPECT_EQ(found.findings.front().severity, Severity::kError);  // worst first
 }
 
+// The reader takes a scale of -0 for one of 0.
+TEST_F(InspectTest, CountsAScaleOfMinusZeroAsZero) {
+  at("0.up_proj.weight_scale").bytes[5] = static_cast<char>(0x80);
+  const Inspection found = inspection();
+  const MatrixInspection& matrix = found.layers.at(0).experts[0].projections[1].value();
+  EXPECT_EQ(matrix.negative_scales, 0);
+  EXPECT_EQ(matrix.zero_scales, 1);
+  EXPECT_EQ(severity_of(found, "1 block scales of zero in expert 0 up"), "warning");
+}
+
+TEST_F(InspectTest, FindsNansInTheRouter) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                  kInfinity = std::numeric_limits<float>::infinity();
+  const std::string gate = "model.layers.0.mlp.gate.";
+  tensors_.push_back(
+      tensor(gate + "weight", DType::kF32, {2, kHidden}, std::vector<float>(2 * kHidden, 1.0f)));
+  tensors_.push_back(
+      tensor(gate + "e_score_correction_bias", DType::kF32, {2}, std::vector<float>{0.5f, -kInfinity}));
+  EXPECT_EQ(severity_of(inspection(), "NaN"), "");
+  tensors_.back() =
+      tensor(gate + "e_score_correction_bias", DType::kF32, {2}, std::vector<float>{0.5f, kNan});
+  EXPECT_EQ(severity_of(inspection(), "1 NaN in " + gate + "e_score_correction_bias"), "error");
+}
+
 TEST_F(InspectTest, ComparesTensorScalesOfGateAndUp) {
   set("0.up_proj.weight_scale_2", 2.0f);
   const Inspection found = inspection();

@@ -119,11 +119,16 @@ void compare_others(const ModelIndex& quantized, const ModelIndex& source, Verif
       ++out.others_equal;
     }
   }
-  // What decides where tokens go, and was not there.
   for (const MoeLayerInfo& layer : quantized.layers) {
-    for (const TensorRef* tensor : {layer.router_weight, layer.router_bias, layer.selection_bias,
-                                    layer.hash_table, layer.shared_gate}) {
-      if (tensor != nullptr && source.checkpoint->find(tensor->info->name) == nullptr)
+    std::vector<const TensorRef*> routers = router_tensors(layer);
+    for (const TensorRef* tensor : routers) {
+      if (const std::int64_t nans = count_nans(*tensor); nans > 0)
+        out.mismatches.push_back(fmt::format("{}: {} NaN", tensor->info->name, nans));
+    }
+    // What decides where tokens go, and was not there.
+    if (layer.hash_table != nullptr) routers.push_back(layer.hash_table);
+    for (const TensorRef* tensor : routers) {
+      if (source.checkpoint->find(tensor->info->name) == nullptr)
         out.mismatches.push_back(fmt::format("{}: not in the source", tensor->info->name));
     }
   }

@@ -95,6 +95,15 @@ TEST_F(VerifyTest, MatchesAcrossFamiliesAndMeasuresFolding) {
   }
 }
 
+TEST_F(VerifyTest, ANanInTheRouterIsNoMatch) {
+  std::vector<TestTensor> tensors = dense_layer(2, 1.0f, 1.0f);
+  const std::string bias = "model.layers.0.mlp.gate.e_score_correction_bias";
+  tensors.push_back(
+      tensor(bias, DType::kF32, {2}, std::vector<float>{0, std::numeric_limits<float>::quiet_NaN()}));
+  const Verification found = verify(open("q", tensors), open("s", tensors));
+  EXPECT_EQ(found.mismatches, std::vector<std::string>{bias + ": 1 NaN"});
+}
+
 TEST_F(VerifyTest, NamesWhatDoesNotMatch) {
   const ModelIndex source = open("s", dense_layer(3, 1.0f, 1.0f));
   std::vector<TestTensor> fewer = dense_layer(2, 1.0f, 1.0f);

@@ -166,19 +166,25 @@ ActivationConfig activation_of(const ModelConfig& config, const MoeLayerInfo& in
   return out;
 }
 
+// One of router_tensors(), or null. A NaN in it would spoil every token, or send it to other experts unseen.
+const float* load_router_tensor(const TensorRef* tensor, LayerWeights& out) {
+  if (tensor == nullptr) return nullptr;
+  if (const std::int64_t nans = count_nans(*tensor); nans > 0) {
+    fail(ErrorCode::kInvalidFile, "{}: expected numbers, got {} NaN", named(*tensor), nans);
+  }
+  return keep(read_f32(*tensor), out.storage);
+}
+
 void load_router(const MoeLayerInfo& info, LayerWeights& out) {
-  const auto load = [&](const TensorRef* tensor) -> const float* {
-    return tensor == nullptr ? nullptr : keep(read_f32(*tensor), out.storage);
-  };
   // A router of another input than the experts' cannot run as part of this layer.
   if (info.router_weight != nullptr && info.router_weight->info->shape.back() != info.hidden) {
     out.notes.push_back(fmt::format("the router works on {} columns, the experts on {}; it is left out",
                                     info.router_weight->info->shape.back(), info.hidden));
   } else {
-    out.router_weight = load(info.router_weight);
+    out.router_weight = load_router_tensor(info.router_weight, out);
   }
-  out.router_bias = load(info.router_bias);
-  out.selection_bias = load(info.selection_bias);
+  out.router_bias = load_router_tensor(info.router_bias, out);
+  out.selection_bias = load_router_tensor(info.selection_bias, out);
   if (info.hash_table == nullptr) return;
 
   const TensorRef& table = *info.hash_table;
@@ -223,7 +229,7 @@ void load_shared(const MoeLayerInfo& info, LayerWeights& out) {
   // DeepSeek-V4 builds its shared expert without the limit.
   out.shared.activation.kind = info.shared[kGate] ? Activation::kSwiGlu : Activation::kRelu2;
   std::move(shared.storage.begin(), shared.storage.end(), std::back_inserter(out.storage));
-  if (info.shared_gate != nullptr) out.shared.gate = keep(read_f32(*info.shared_gate), out.storage);
+  out.shared.gate = load_router_tensor(info.shared_gate, out);
 }
 
 }  // namespace

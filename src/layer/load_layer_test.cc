@@ -222,6 +222,26 @@ TEST(LoadLayer, DeepSeekV4) {
   expect_error(ErrorCode::kInvalidFile, {"layer 0", "table"}, [&] { load(model); });
 }
 
+TEST(LoadLayer, ANanInTheRouterIsRefused) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::string name :
+       {"layers.1.ffn.gate.bias", "layers.1.ffn.gate.weight", "layers.0.ffn.shared_expert_gate.weight"}) {
+    TestModel m = deepseek_v4_model<std::int64_t>(DType::kI64);
+    m.erase("layers.1.ffn.gate.bias");
+    const bool bias = name.ends_with("bias"), shared = name.starts_with("layers.0");
+    const std::int64_t rows = shared ? 1 : 4;
+    const std::vector<std::int64_t> shape =
+        bias ? std::vector<std::int64_t>{rows} : std::vector<std::int64_t>{rows, kShape.hidden};
+    std::vector<float> values(static_cast<std::size_t>(bias ? rows : rows * kShape.hidden), 1.0f);
+    m.tensors.push_back(tensor(name, DType::kF32, shape, values));
+    load(OpenModel(m), shared ? 0 : 1);
+    values.back() = nan;
+    m.tensors.back() = tensor(name, DType::kF32, shape, values);
+    const OpenModel model(m);
+    expect_error(ErrorCode::kInvalidFile, {name, "1 NaN"}, [&] { load(model, shared ? 0 : 1); });
+  }
+}
+
 // 29 binary orders within one matrix are more than E4M3 scales span.
 TEST(LoadLayer, Mxfp4BeyondTheCastIsKeptExactly) {
   TestModel m = deepseek_v4_model<std::int64_t>(DType::kI64);
