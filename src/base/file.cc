@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -14,6 +15,8 @@ namespace megamoe {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int kMaxLinks = 40;  // as the system follows at most
 
 // A regular file opened to read, and its size.
 struct OpenFile {
@@ -40,6 +43,51 @@ OpenFile open_regular(const fs::path& path) {
 
 // The process id keeps two processes' temporary files apart; the last to rename wins with a whole file.
 fs::path temporary_beside(const fs::path& path) { return path.string() + fmt::format(".tmp{}", ::getpid()); }
+
+bool is_standard_output(const struct stat& status) {
+  struct stat output;
+  return ::fstat(STDOUT_FILENO, &output) == 0 && output.st_dev == status.st_dev &&
+         output.st_ino == status.st_ino;
+}
+
+// Whether a new file of that name would not reach those for whom `path` is written.
+bool is_written_in_place(const fs::path& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0 || S_ISDIR(status.st_mode)) return false;
+  return !S_ISREG(status.st_mode) || is_standard_output(status);
+}
+
+FileDescriptor open_in_place(const fs::path& path) {
+  struct stat status;
+  const bool output = ::stat(path.c_str(), &status) == 0 && is_standard_output(status);
+  // What is printed later comes behind what is written here only if both move the same position.
+  FileDescriptor file(output ? ::dup(STDOUT_FILENO) : ::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (file.get() < 0) fail_errno("open", path);
+  return file;
+}
+
+// Writes where the file's position is: pipes have no other place.
+void write_on(const FileDescriptor& file, const fs::path& path, std::span<const std::byte> data) {
+  while (!data.empty()) {
+    const ssize_t put = ::write(file.get(), data.data(), data.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail_errno("write", path);
+    data = data.subspan(static_cast<std::size_t>(put));
+  }
+}
+
+fs::path real_path(const fs::path& path) {
+  std::error_code error;
+  fs::path all = fs::absolute(path, error);
+  if (!error) all = fs::weakly_canonical(all, error);
+  if (error) fail(ErrorCode::kIo, "cannot examine {}: {}", path.string(), error.message());
+  return all.has_filename() ? all : all.parent_path();
+}
+
+bool is_link(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_symlink(fs::symlink_status(path, ignored));
+}
 
 FileDescriptor create(const fs::path& path) {
   FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -99,6 +147,27 @@ std::string read_text_file(const fs::path& path, std::int64_t max_bytes) {
   return text;
 }
 
+fs::path partial_of(const fs::path& path) { return path.string() + ".partial"; }
+
+fs::path renameable(const fs::path& path) {
+  fs::path name = path.has_filename() ? path : path.parent_path();
+  if (!is_link(name) && name.filename() != "." && name.filename() != "..") return name;
+  name = real_path(name);
+  // Left is a link whose end is not there.
+  for (int links = 0; is_link(name); ++links) {
+    std::error_code error;
+    const fs::path target = fs::read_symlink(name, error);
+    if (error || links == kMaxLinks) fail(ErrorCode::kIo, "cannot follow the link {}", path.string());
+    name = real_path(name.parent_path() / target);
+  }
+  return name;
+}
+
+bool lies_in(const fs::path& path, const fs::path& directory) {
+  const fs::path outer = real_path(directory), inner = real_path(path);
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
 void write_at(const FileDescriptor& file, const fs::path& path, std::span<const std::byte> data,
               std::int64_t offset) {
   while (!data.empty()) {
@@ -119,29 +188,53 @@ void sync_directory_of(const fs::path& path) {
   }
 }
 
-void check_writable(const fs::path& path) {
-  std::error_code ignored;
-  if (fs::is_directory(path, ignored))
-    fail(ErrorCode::kIo, "cannot write {}: it is a directory", path.string());
-  const fs::path temporary = temporary_beside(path);
-  create(temporary);
-  ::unlink(temporary.c_str());
-}
-
-void write_file_atomically(const fs::path& path, std::string_view content) {
-  const fs::path temporary = temporary_beside(path);
+void write_file_atomically(const fs::path& path, const std::vector<std::span<const std::byte>>& pieces) {
+  if (is_written_in_place(path)) {
+    const FileDescriptor file = open_in_place(path);
+    for (const std::span<const std::byte> piece : pieces) write_on(file, path, piece);
+    return;
+  }
+  const fs::path name = renameable(path), temporary = temporary_beside(name);
   try {
     {
       const FileDescriptor file = create(temporary);
-      write_at(file, temporary, std::as_bytes(std::span(content)), 0);
+      for (const std::span<const std::byte> piece : pieces) write_on(file, temporary, piece);
       if (::fsync(file.get()) != 0) fail_errno("flush", temporary);
     }
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_errno("rename to", path);
+    if (::rename(temporary.c_str(), name.c_str()) != 0) fail_errno("rename to", name);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
   }
-  sync_directory_of(path);
+  sync_directory_of(name);
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  write_file_atomically(path, {std::as_bytes(std::span(content))});
+}
+
+void check_is_no_input(const fs::path& path, const std::vector<fs::path>& inputs) {
+  if (path.empty() || is_written_in_place(path)) return;  // no place among files
+  const fs::path place = path.has_parent_path() ? path.parent_path() : ".";
+  for (const fs::path& input : inputs) {
+    if (!lies_in(path, input) && !lies_in(place, input)) continue;
+    fail(ErrorCode::kInvalidArgument, "{} is not written, since {} is read and must stay as it is",
+         path.string(), input.string());
+  }
+}
+
+void check_writable(const fs::path& path) {
+  if (path.empty()) fail(ErrorCode::kInvalidArgument, "the file to write has no name");
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored))
+    fail(ErrorCode::kIo, "cannot write {}: it is a directory", path.string());
+  if (is_written_in_place(path)) {
+    if (::access(path.c_str(), W_OK) != 0) fail_errno("write", path);
+    return;
+  }
+  const fs::path temporary = temporary_beside(renameable(path));
+  create(temporary);
+  ::unlink(temporary.c_str());
 }
 
 }  // namespace megamoe

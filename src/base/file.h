@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "megamoe/error.h"
 
@@ -56,14 +57,31 @@ void release_pages(std::span<const std::byte> mapped);
 // Reads a regular file of at most `max_bytes`. Throws kNotFound, kInvalidArgument, kIo or kInvalidFile.
 std::string read_text_file(const std::filesystem::path& path, std::int64_t max_bytes = 64LL << 20);
 
+// The name under which what shall stand at `path` grows until it is whole.
+std::filesystem::path partial_of(const std::filesystem::path& path);
+// The name that a file or directory at `path` can be renamed to: without a slash at the end, the directory
+// itself for "." and "..", and for a symbolic link what it leads to, whether that is there or not. Throws
+// kIo.
+std::filesystem::path renameable(const std::filesystem::path& path);
+// Whether `path` is `directory` or lies in it. Links are followed; neither needs to be there.
+bool lies_in(const std::filesystem::path& path, const std::filesystem::path& directory);
+
 // Writes all of `data` from byte `offset` on; `path` is for the message. Throws kIo.
 void write_at(const FileDescriptor& file, const std::filesystem::path& path, std::span<const std::byte> data,
               std::int64_t offset);
 // Makes a rename or removal of `path` durable. Throws kIo.
 void sync_directory_of(const std::filesystem::path& path);
-// Throws kIo where write_file_atomically could not create its file, or `path` is a directory.
-void check_writable(const std::filesystem::path& path);
-// Writes `content` to a temporary name beside `path`, flushes it to the disk and renames. Throws kIo.
+// Writes `pieces`, one after the other, to a temporary name beside `path`, flushes it to the disk and renames
+// it to what renameable() says. Only what can have no other file in its place (a device, a pipe, the file
+// that standard output goes to) is written to where it is. Throws kIo.
+void write_file_atomically(const std::filesystem::path& path,
+                           const std::vector<std::span<const std::byte>>& pieces);
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+// For before the work whose result goes to `path`. Throws kInvalidArgument where it is one of `inputs`, which
+// are read, or lies in one; a link counts where it stands and where it leads.
+void check_is_no_input(const std::filesystem::path& path, const std::vector<std::filesystem::path>& inputs);
+// Likewise, where write_file_atomically would fail at once: kIo, or kInvalidArgument for a path without a
+// name.
+void check_writable(const std::filesystem::path& path);
 
 }  // namespace megamoe

@@ -205,6 +205,12 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
   return checkpoint;
 }
 
+std::vector<fs::path> Checkpoint::sources() const {
+  std::vector<fs::path> paths = {path_};
+  for (const SafetensorsFile& file : files_) paths.push_back(file.path());
+  return paths;
+}
+
 const TensorRef* Checkpoint::find(std::string_view name) const {
   const auto it = std::lower_bound(tensors_.begin(), tensors_.end(), name,
                                    [](const TensorRef& a, std::string_view b) { return a.info->name < b; });

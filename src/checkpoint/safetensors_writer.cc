@@ -33,7 +33,6 @@ void flush(const FileDescriptor& file, const fs::path& path) {
   if (::fdatasync(file.get()) != 0) fail_errno("flush", path);
 }
 
-fs::path partial_of(const fs::path& path) { return path.string() + ".partial"; }
 fs::path journal_of(const fs::path& path) { return path.string() + ".journal"; }
 
 // FNV-1a, 64 bits: tells recipes apart, not adversaries.
@@ -308,6 +307,23 @@ void SafetensorsWriter::discard() {
     ::unlink(state_->partial_path.c_str());
   }
   state_.reset();
+}
+
+void write_safetensors(const fs::path& path, const std::vector<PlannedTensor>& plan,
+                       const std::vector<std::span<const std::byte>>& data) {
+  check_plan(plan);
+  const Placement placement = place(plan);
+  const std::string start = file_start(plan, placement, {});
+  std::vector<std::size_t> order(plan.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return placement.offsets[a] < placement.offsets[b]; });
+  std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(start))};
+  for (const std::size_t i : order) {
+    MEGAMOE_CHECK(std::ssize(data.at(i)) == plan[i].bytes());
+    pieces.push_back(data[i]);
+  }
+  write_file_atomically(path, pieces);
 }
 
 void remove_stale_journal(const fs::path& path) {

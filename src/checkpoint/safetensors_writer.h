@@ -1,7 +1,7 @@
 // safetensors_writer.h: writes one safetensors file, tensor by tensor, so that it is whole or not there.
 //
 // The plan (names, dtypes, shapes) comes first, so the header is written first and memory holds one tensor.
-// Data goes to `path` + ".partial", with a journal of the tensors that are complete in `path` + ".journal";
+// Data goes to partial_of(path), with a journal of the tensors that are complete in `path` + ".journal";
 // finish() renames. A writer opened again on the same path with the same plan and `recipe` continues behind
 // the last complete tensor; any other plan or recipe starts anew.
 // Layout    the header names the tensors in plan order; the data of the widest element types comes first, in
@@ -57,6 +57,11 @@ class SafetensorsWriter {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Writes the tensors of `plan`, whose bytes are there already, as write_file_atomically does: the same file
+// as a SafetensorsWriter's. Throws as that one.
+void write_safetensors(const std::filesystem::path& path, const std::vector<PlannedTensor>& plan,
+                       const std::vector<std::span<const std::byte>>& data);
 
 // Removes the journal beside the whole file `path` that a run left which was killed at the end of finish().
 void remove_stale_journal(const std::filesystem::path& path);

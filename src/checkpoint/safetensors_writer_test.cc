@@ -111,6 +111,18 @@ TEST_F(Writer, TheReaderFindsWhatWasWritten) {
   }
 }
 
+TEST_F(Writer, WritesTheSameFileAtOnce) {
+  SafetensorsWriter writer(path_, plan_, {}, "r");
+  write_some(writer, std::ssize(plan_));
+  writer.finish();
+  std::vector<std::string> contents;
+  for (std::size_t i = 0; i < plan_.size(); ++i) contents.push_back(content(plan_[i], static_cast<int>(i)));
+  std::vector<std::span<const std::byte>> data;
+  for (const std::string& bytes : contents) data.push_back(as_bytes(bytes));
+  write_safetensors(dir_ / "at_once", plan_, data);
+  EXPECT_TRUE(read_bytes(dir_ / "at_once") == read_bytes(path_));
+}
+
 TEST_F(Writer, AnEmptyPlanIsAFile) {
   SafetensorsWriter writer(path_, {}, {}, "r");
   writer.finish();

@@ -106,7 +106,10 @@ RewriteReport quantize_checkpoint(const std::filesystem::path& source,
                                   const QuantizeCheckpointOptions& options, const ProgressFn& progress) {
   check_options(options);
   InputScales scales;
-  if (options.activations == ActivationScales::kStatic) scales = read_input_scales(options.scales);
+  if (options.activations == ActivationScales::kStatic) {
+    scales = read_input_scales(options.scales);
+    refuse_to_lose({options.scales}, destination);
+  }
   const ModelIndex model = index_model(Checkpoint::open(source), {options.fused_layout});
   RewritePlan plan(model, {options.format, options.four_over_six});
   for (const MoeLayerInfo* layer : chosen_layers(model, options)) add_layer(plan, *layer, options, scales);

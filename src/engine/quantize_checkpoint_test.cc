@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <fstream>
 #include <limits>
 
 #include "base/parallel.h"
@@ -273,6 +272,13 @@ TEST(QuantizeCheckpoint, StaticInputScales) {
       }
     }
   }
+  // A file that would go with what is replaced.
+  options.overwrite = true;
+  fs::rename(dir / "scales.json", dir / "modelopt/scales.json");
+  options.scales = dir / "modelopt/scales.json";
+  expect_error(ErrorCode::kInvalidArgument, {"modelopt holds", "scales.json"},
+               [&] { quantize_checkpoint(dir / "src", dir / "modelopt", options); });
+  options.scales = dir / "scales.json";
   scales.layers[0].pop_back();
   write_input_scales(dir / "scales.json", scales);
   expect_error(ErrorCode::kInvalidArgument, {"layer 0", "expert 11"},
@@ -462,13 +468,19 @@ TEST(QuantizeCheckpoint, AnotherRecipeStartsAnew) {
   expect_quantized(dir / "src", dir / "out", Family::kModelOpt, GateUpScale::kShared, true);
 }
 
+// Even one of the same size and time.
 TEST(QuantizeCheckpoint, AnotherConfigStartsAnew) {
   const TempDir dir;
   write_model(dir / "src", 1, Layout::kPerExpert);
+  const fs::path path = dir / "src/config.json";
   EXPECT_THROW(quantize_checkpoint(dir / "src", dir / "out", {}, stop_halfway), std::runtime_error);
-  std::ofstream(dir / "src/config.json", std::ios::app) << " ";
+  const auto time = fs::last_write_time(path);
+  std::string config = read_bytes(path);
+  config.replace(config.find("qwen3_moe"), 9, "qwen2_moe");
+  testing::write_bytes(path, config);
+  fs::last_write_time(path, time);
   EXPECT_EQ(quantize_checkpoint(dir / "src", dir / "out", {}).resumed_tensors, 0);
-  expect_quantized(dir / "src", dir / "out", Family::kModelOpt, GateUpScale::kShared, false);
+  EXPECT_EQ(read_json(dir / "out/config.json")["model_type"], "qwen2_moe");
 }
 
 TEST(QuantizeCheckpoint, DestinationsThatAreInTheWay) {
@@ -525,6 +537,18 @@ TEST(QuantizeCheckpoint, ASingleFileBecomesAFileOrADirectory) {
   expect_error(ErrorCode::kInvalidArgument, {"exists already"},
                [&] { quantize_checkpoint(source, dir / "out.safetensors", {}); });
   expect_quantized(source, dir / "out.safetensors", Family::kModelOpt, GateUpScale::kShared, false);
+  // By a link it goes where that leads; only a file is replaced by one, and that is known before the work.
+  QuantizeCheckpointOptions options;
+  options.overwrite = true;
+  fs::rename(dir / "out.safetensors", dir / "real");
+  fs::create_symlink("real", dir / "out.safetensors");
+  quantize_checkpoint(source, dir / "out.safetensors", options);
+  EXPECT_TRUE(fs::is_symlink(dir / "out.safetensors"));
+  EXPECT_TRUE(contents(dir / "real") == contents(dir / "out"));
+  fs::create_directory(dir / "folder.safetensors");
+  const auto never = [](const Progress&) { ADD_FAILURE() << "work was done"; };
+  expect_error(ErrorCode::kInvalidArgument, {"folder.safetensors is no regular file"},
+               [&] { quantize_checkpoint(source, dir / "folder.safetensors", options, never); });
   // Whatever its name is.
   fs::copy_file(source, dir / "model.bin");
   quantize_checkpoint(dir / "model.bin", dir / "of_bin", {});

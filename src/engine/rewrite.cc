@@ -92,36 +92,6 @@ std::vector<Shard> plan_shards(const RewritePlan& plan) {
   return shards;
 }
 
-// Whether `path` lies in the directory `directory`; false where either is not there.
-bool contains(const fs::path& directory, const fs::path& path) {
-  std::error_code error;
-  const fs::path outer = fs::canonical(directory, error);
-  if (error) return false;
-  const fs::path inner = fs::canonical(path, error);
-  return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-}
-
-// The source may not lie where the new checkpoint goes or is made; its files may be links.
-void refuse_to_lose_source(const Checkpoint& checkpoint, const fs::path& destination) {
-  std::vector<fs::path> sources = {checkpoint.path()};
-  for (const SafetensorsFile& file : checkpoint.files()) sources.push_back(file.path());
-  std::error_code error;
-  fs::path named = fs::weakly_canonical(destination, error);
-  if (error) named = destination;
-  if (!named.has_filename()) named = named.parent_path();
-  for (const fs::path& place : {named, fs::path(named.string() + ".partial")}) {
-    for (const fs::path& source : sources) {
-      if (fs::equivalent(place, source, error)) {
-        fail(ErrorCode::kInvalidArgument, "{} is the source itself", place.string());
-      }
-      if (contains(place, source)) {
-        fail(ErrorCode::kInvalidArgument, "{} holds the source {}, which would be lost with it",
-             place.string(), source.string());
-      }
-    }
-  }
-}
-
 // What the source is, so that work on another state of it is not continued.
 json source_identity(const Checkpoint& checkpoint) {
   json files = json::array();
@@ -131,14 +101,8 @@ json source_identity(const Checkpoint& checkpoint) {
     files.push_back({file.path().string(), fs::file_size(file.path(), error), changed});
     if (error) fail(ErrorCode::kIo, "cannot examine {}: {}", file.path().string(), error.message());
   }
-  // What says how they are to be read; a lone file has none.
-  for (const char* name : {"config.json", "hf_quant_config.json"}) {
-    std::error_code error;
-    const fs::path path = checkpoint.path() / name;
-    const auto changed = fs::last_write_time(path, error).time_since_epoch().count();
-    if (!error) files.push_back({path.string(), fs::file_size(path, error), changed});
-  }
-  return files;
+  return {
+      {"files", files}, {"config", checkpoint.config()}, {"hf_quant_config", checkpoint.hf_quant_config()}};
 }
 
 class Reporter {
@@ -339,9 +303,15 @@ RewriteReport start_report(const RewritePlan& plan, const std::vector<Shard>& sh
 void write_single_file(const std::vector<Shard>& shards, const LinearFormat& format,
                        const fs::path& destination, bool overwrite, const std::string& recipe,
                        Reporter& reporter, RewriteReport& report) {
-  if (fs::exists(destination) && !overwrite) {
+  std::error_code ignored;
+  const fs::file_status there = fs::status(destination, ignored);
+  if (fs::exists(there) && !overwrite) {
     remove_stale_journal(destination);
     fail(ErrorCode::kInvalidArgument, "{} exists already; it is replaced only if overwriting is asked for",
+         destination.string());
+  }
+  if (fs::exists(there) && !fs::is_regular_file(there)) {
+    fail(ErrorCode::kInvalidArgument, "{} is no regular file, so it is not replaced by one",
          destination.string());
   }
   write_shard(shards.front(), destination, format, recipe, reporter, report);
@@ -368,6 +338,20 @@ void write_directory(const RewritePlan& plan, const std::vector<Shard>& shards,
 
 }  // namespace
 
+void refuse_to_lose(const std::vector<fs::path>& sources, const fs::path& destination) {
+  const fs::path name = renameable(destination);
+  for (const fs::path& place : {name, partial_of(name)}) {
+    for (const fs::path& source : sources) {
+      if (!lies_in(source, place)) continue;
+      if (lies_in(place, source)) {
+        fail(ErrorCode::kInvalidArgument, "{} is the source itself", place.string());
+      }
+      fail(ErrorCode::kInvalidArgument, "{} holds the source {}, which would be lost with it", place.string(),
+           source.string());
+    }
+  }
+}
+
 RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activations,
                                  const fs::path& destination, bool overwrite, json recipe,
                                  const ProgressFn& progress) {
@@ -375,7 +359,7 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
   const Checkpoint& checkpoint = *plan.model().checkpoint;
   std::error_code error;
   if (destination.empty()) fail(ErrorCode::kInvalidArgument, "the destination has no name");
-  refuse_to_lose_source(checkpoint, destination);
+  refuse_to_lose(checkpoint.sources(), destination);
   const bool single = destination.extension() == ".safetensors";
   if (single && fs::is_directory(checkpoint.path(), error)) {
     fail(ErrorCode::kInvalidArgument, "{} is a directory, so the destination must be one, not {}",
@@ -390,7 +374,8 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
   RewriteReport report = start_report(plan, shards);
   Reporter reporter(shards, progress);
   if (single) {
-    write_single_file(shards, plan.format(), destination, overwrite, recipe_text, reporter, report);
+    write_single_file(shards, plan.format(), renameable(destination), overwrite, recipe_text, reporter,
+                      report);
   } else {
     write_directory(plan, shards, description, destination, overwrite, recipe_text, reporter, report);
   }

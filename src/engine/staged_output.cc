@@ -29,18 +29,6 @@ bool is_there(const fs::path& path) {
   return there;
 }
 
-// "a/b/" and "a/b" are the same destination; "." and ".." get the name they stand for, since only that can be
-// renamed.
-fs::path renameable(const fs::path& path) {
-  fs::path normal = path.lexically_normal();
-  if (!normal.has_filename()) normal = normal.parent_path();
-  if (normal.filename() != "." && normal.filename() != "..") return normal;
-  std::error_code error;
-  normal = fs::canonical(normal, error);
-  check(error, "examine", path);
-  return normal;
-}
-
 // --overwrite must not delete a directory that was given by mistake. What a run writes is files alone, so a
 // folder inside (another model, say) was put there by someone else.
 void check_replaceable(const fs::path& directory) {
@@ -92,7 +80,7 @@ FileDescriptor lock_recipe(const fs::path& path, bool create) {
 }  // namespace
 
 StagedOutput::StagedOutput(const fs::path& destination, bool overwrite, const std::string& recipe)
-    : destination_(renameable(destination)), staging_(destination_.string() + ".partial") {
+    : destination_(renameable(destination)), staging_(partial_of(destination_)) {
   std::error_code error;
   if (is_there(destination_)) {
     if (!overwrite) {

@@ -1,6 +1,6 @@
 // staged_output.h: a directory that is built under another name and appears whole.
 //
-// Files are made in DST + ".partial", which remembers the recipe of what is being made. Whoever asks again
+// Files are made in partial_of(DST), which remembers the recipe of what is being made. Whoever asks again
 // with the same recipe finds what is already there; another recipe starts anew. commit() renames.
 #pragma once
 

@@ -91,6 +91,26 @@ TEST(StagedOutput, ReplacesTheWorkingDirectoryUnderItsName) {
   EXPECT_FALSE(fs::exists(dir / "dst/old.safetensors"));
 }
 
+TEST(StagedOutput, ALinkStaysAndWhatItLeadsToIsReplaced) {
+  const TempDir dir;
+  fs::create_directory(dir / "real");
+  write_bytes(dir / "real/old.safetensors", "old");
+  fs::create_directory_symlink("real", dir / "to_real");
+  fs::create_directory_symlink("absent", dir / "to_absent");
+  for (const auto& [link, real] : {std::pair("to_real", "real"), {"to_absent", "absent"}}) {
+    StagedOutput output(dir / link, true, "r");
+    write_bytes(output.directory() / "new", "new");
+    output.commit();
+    EXPECT_TRUE(fs::is_symlink(dir / link));
+    EXPECT_FALSE(fs::is_symlink(dir / real));
+    EXPECT_EQ(read_bytes(dir / real / "new"), "new");
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir / real), {}), 1);
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 4);
+  fs::create_symlink("circle", dir / "circle");
+  expect_error(ErrorCode::kIo, {"circle"}, [&] { StagedOutput(dir / "circle", true, "r"); });
+}
+
 TEST(StagedOutput, IsBuiltByOneRunAtATime) {
   const TempDir dir;
   const StagedOutput first(dir / "dst", false, "r");
