@@ -413,14 +413,11 @@ int run(const BenchArguments& options) {
 
 std::function<int()> add_bench(CLI::App& app) {
   const auto options = std::make_shared<BenchArguments>();
-  app.add_option("--model", options->models, "models by name, see --list (default qwen3-30b-a3b)")
-      ->delimiter(',');
+  add_list(app, "--model", options->models, "models by name, see --list (default qwen3-30b-a3b)");
   app.add_flag("--list", options->list, "list the models and stop");
-  app.add_option("--tokens", options->tokens,
-                 "numbers of tokens (default 1,8,64,512, and on a GPU 4096,16384)")
-      ->delimiter(',');
-  app.add_option("--activations", options->activations, "any of bf16, nvfp4 and fp8 (default bf16,nvfp4)")
-      ->delimiter(',');
+  add_list(app, "--tokens", options->tokens,
+           "numbers of tokens (default 1,8,64,512, and on a GPU 4096,16384)");
+  add_list(app, "--activations", options->activations, "any of bf16, nvfp4 and fp8 (default bf16,nvfp4)");
   app.add_option("--routing", options->routing,
                  "how tokens spread over experts: uniform (default), zipf, or one: all to the same experts");
   app.add_option("--experts", options->experts, "only so many of each model's experts");

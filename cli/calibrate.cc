@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "base/file.h"
 #include "cli/output.h"
 #include "cli/verb.h"
 #include "engine/recorded.h"
@@ -62,7 +63,13 @@ std::string range_text(const std::vector<ExpertInputScales>& experts, InputScale
 int run(const CalibrateArguments& options) {
   const ModelIndex model = index_model(Checkpoint::open(options.checkpoint), {options.fused_layout});
   std::vector<RecordedActivations> files;
-  for (const std::string& file : options.activations) files.emplace_back(file);
+  std::vector<std::filesystem::path> inputs = model.checkpoint->sources();
+  for (const std::string& file : options.activations) {
+    files.emplace_back(file);
+    inputs.emplace_back(file);
+  }
+  check_is_no_input(options.output, inputs);
+  check_writable(options.output);
   std::vector<int> numbers;
   if (options.layer) {
     numbers.push_back(*options.layer);

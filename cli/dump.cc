@@ -1,13 +1,12 @@
 #include "cli/dump.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <span>
 
 #include "checkpoint/safetensors_writer.h"
 #include "cli/output.h"
@@ -58,18 +57,12 @@ DumpedTensor copy_stage(const Stage& stage) {
 
 void write_tensors(const std::filesystem::path& path, const std::vector<DumpedTensor>& tensors) {
   std::vector<PlannedTensor> plan;
-  for (const DumpedTensor& tensor : tensors) plan.push_back({tensor.name, tensor.dtype, tensor.shape});
-  // A recipe of its own each time: what an interrupted run left holds other numbers and is not continued.
-  const std::string recipe =
-      fmt::format("dump {} {}", getpid(), std::chrono::system_clock::now().time_since_epoch().count());
-  SafetensorsWriter writer(path, plan, {}, recipe);
-  try {
-    for (const DumpedTensor& tensor : tensors) writer.write(tensor.data);
-    writer.finish();
-  } catch (...) {
-    writer.discard();
-    throw;
+  std::vector<std::span<const std::byte>> data;
+  for (const DumpedTensor& tensor : tensors) {
+    plan.push_back({tensor.name, tensor.dtype, tensor.shape});
+    data.emplace_back(tensor.data);
   }
+  write_safetensors(path, plan, data);
 }
 
 std::string stages_text(const std::vector<DumpedTensor>& stages) {

@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/parallel.h"
@@ -59,16 +63,54 @@ std::string overview() {
   return text;
 }
 
-// CLI11 takes an empty text for a number that was not given: a variable that was never set must not turn a
-// check off. Names and paths may be empty as far as this goes.
-void refuse_empty_numbers(const CLI::App& app) {
+// The number that all of `text` is. CLI11 takes more for one: an empty text, so that a variable that was
+// never set would turn a check off, 010 for 8, and the largest number of 64 bits for any that has more.
+template <class T>
+T parse_number(const std::string& option, const std::string& text) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  bool valid = error == std::errc() && stop == end;
+  if constexpr (std::is_integral_v<T>) {
+    valid = valid && text == std::to_string(value);
+  } else {
+    valid = valid && !std::isnan(value);
+  }
+  if (!valid) {
+    throw CLI::ValidationError(
+        option, fmt::format("expected a {}number, got {}", std::is_integral_v<T> ? "whole " : "",
+                            text.empty() ? "an empty text" : "'" + text + "'"));
+  }
+  return value;
+}
+
+void check_numbers(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
-    if (type != "INT" && type != "UINT" && type != "FLOAT") continue;
-    const std::vector<std::string>& given = option->results();
-    if (std::find(given.begin(), given.end(), "") != given.end())
-      throw CLI::ValidationError(option->get_name(), "expected a number, got an empty text");
+    for (const std::string& text : option->results()) {
+      if (type == "INT" || type == "UINT") parse_number<std::int64_t>(option->get_name(), text);
+      if (type == "FLOAT") parse_number<double>(option->get_name(), text);
+    }
   }
+}
+
+// Adds an option of lists, each of whose parts goes through `parse`.
+template <class T, class Parse>
+void add_list_of(CLI::App& app, const char* option, std::vector<T>& values, const char* description,
+                 const Parse& parse) {
+  const auto split = [option, parse, &values](const std::vector<std::string>& lists) {
+    values.clear();
+    for (const std::string& list : lists) {
+      for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+        end = list.find(',', begin);
+        const std::string part = list.substr(begin, end - begin);
+        if (part.empty())
+          throw CLI::ValidationError(option, fmt::format("expected no empty part, got '{}'", list));
+        values.push_back(parse(part));
+      }
+    }
+  };
+  app.add_option_function<std::vector<std::string>>(option, split, description);
 }
 
 int run_verb(const Verb& verb, int argc, char** argv) {
@@ -78,7 +120,7 @@ int run_verb(const Verb& verb, int argc, char** argv) {
   const std::function<int()> work = verb.add(app);
   try {
     app.parse(argc, argv);
-    refuse_empty_numbers(app);
+    check_numbers(app);
   } catch (const CLI::CallForHelp&) {
     print(app.help());
     return 0;
@@ -125,6 +167,15 @@ void add_json(CLI::App& app, bool& json) {
 
 void add_threads(CLI::App& app) {
   app.add_option_function<int>("--threads", &set_num_threads, "threads to use; 0: all cores (default)");
+}
+
+void add_list(CLI::App& app, const char* option, std::vector<std::string>& values, const char* description) {
+  add_list_of(app, option, values, description, [](const std::string& part) { return part; });
+}
+
+void add_list(CLI::App& app, const char* option, std::vector<std::int64_t>& values, const char* description) {
+  add_list_of(app, option, values, description,
+              [option](const std::string& part) { return parse_number<std::int64_t>(option, part); });
 }
 
 void add_fused_layout(CLI::App& app, std::string& fused_layout) {

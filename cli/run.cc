@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/aligned_buffer.h"
+#include "base/file.h"
 #include "base/median.h"
 #include "cli/dump.h"
 #include "cli/output.h"
@@ -285,16 +286,30 @@ std::string results_text(const std::vector<Result>& results, const RunArguments&
   return text;
 }
 
+std::filesystem::path dump_path(const RunArguments& options, int layer) {
+  return std::filesystem::path(options.dump) / fmt::format("layer-{}.safetensors", layer);
+}
+
+// Before anything runs.
+void check_outputs(const ModelIndex& model, const std::vector<int>& layers, const RunArguments& options) {
+  std::vector<std::filesystem::path> inputs = model.checkpoint->sources();
+  inputs.emplace_back(options.activations);
+  if (!options.save.empty()) {
+    check_is_no_input(options.save, inputs);
+    check_writable(options.save);
+  }
+  if (options.dump.empty()) return;
+  for (const int layer : layers) check_is_no_input(dump_path(options, layer), inputs);
+  std::error_code error;
+  std::filesystem::create_directories(options.dump, error);
+  if (error) fail(ErrorCode::kIo, "cannot create the directory {}: {}", options.dump, error.message());
+  for (const int layer : layers) check_writable(dump_path(options, layer));
+}
+
 // Everything has run by now, so a failing layer leaves no files of the others.
 void write_files(const std::vector<Result>& results, const RunArguments& options) {
   if (!options.dump.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.dump, error);
-    if (error) fail(ErrorCode::kIo, "cannot create the directory {}: {}", options.dump, error.message());
-    for (const Result& result : results) {
-      write_tensors(std::filesystem::path(options.dump) / fmt::format("layer-{}.safetensors", result.layer),
-                    result.stages);
-    }
+    for (const Result& result : results) write_tensors(dump_path(options, result.layer), result.stages);
   }
   if (!options.save.empty()) {
     std::vector<DumpedTensor> outputs;
@@ -333,6 +348,7 @@ int run(const RunArguments& options) {
            options.activations, options.checkpoint, model.layers.empty() ? 0 : model.layers[0].layer);
     }
   }
+  check_outputs(model, numbers, options);
   std::vector<Result> results;
   for (const int number : numbers) results.push_back(run_layer(model, activations, number, options));
   write_files(results, options);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace megamoe::cli {
 
@@ -32,6 +34,9 @@ std::function<int()> add_verify(CLI::App& app);
 // The options that every verb (add_json), or every verb that works for longer (add_threads), has.
 void add_json(CLI::App& app, bool& json);
 void add_threads(CLI::App& app);
+// An option of one or more values between commas, none of them empty.
+void add_list(CLI::App& app, const char* option, std::vector<std::string>& values, const char* description);
+void add_list(CLI::App& app, const char* option, std::vector<std::int64_t>& values, const char* description);
 // The option of every verb that reads a checkpoint whose shapes may leave the order of fused experts open.
 void add_fused_layout(CLI::App& app, std::string& fused_layout);
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/check.h"
 #include "base/file.h"
 #include "cli/heatmap.h"
 #include "cli/output.h"
@@ -103,7 +104,7 @@ std::string to_text(const Verification& verification, const VerifyArguments& opt
   }
   std::string text = layers.text();
   const std::vector<Entry> entries = by_snr(verification);
-  const auto shown = std::min(entries.size(), static_cast<std::size_t>(std::max(options.worst, 0)));
+  const auto shown = std::min(entries.size(), static_cast<std::size_t>(options.worst));
   if (shown > 0) {
     Table worst({"worst matrices", "", "", ">SNR", ">relative error", ">cosine", ">worst element"});
     for (std::size_t i = 0; i < shown; ++i) {
@@ -125,8 +126,16 @@ std::string to_text(const Verification& verification, const VerifyArguments& opt
 }
 
 int run(const VerifyArguments& options) {
+  if (options.worst < 0)
+    fail(ErrorCode::kInvalidArgument, "--worst must be 0 or more, got {}", options.worst);
   const ModelIndex quantized = index_model(Checkpoint::open(options.quantized), {options.fused_layout});
   const ModelIndex source = index_model(Checkpoint::open(options.source), {options.fused_layout});
+  if (!options.html.empty()) {
+    std::vector<std::filesystem::path> inputs = quantized.checkpoint->sources();
+    for (const std::filesystem::path& path : source.checkpoint->sources()) inputs.push_back(path);
+    check_is_no_input(options.html, inputs);
+    check_writable(options.html);
+  }
   Verification verification;
   {
     ProgressBar bar("verify", options.progress);

@@ -276,7 +276,13 @@ TEST_F(CliTest, BenchRefusesWhatItCannotTime) {
            {"--model deepseek-v5", 1,
             "did you mean deepseek-v3, deepseek-v4-flash, deepseek-v4-pro; `megamoe bench"},
            {"--model llama", 1, "did you mean llama-4-scout, llama-4-maverick"},
-           {"--model ''", 1, "no model ''; `megamoe bench --list`"},
+           {"--model ''", 2, "--model: expected no empty part"},
+           {"--model gpt-oss-20b,", 2, "--model: expected no empty part, got 'gpt-oss-20b,'"},
+           {"--activations ,bf16", 2, "--activations: expected no empty part"},
+           {"--tokens 1,,2", 2, "--tokens: expected no empty part, got '1,,2'"},
+           {"--tokens 1,99999999999999999999", 2, "--tokens: expected a whole number"},
+           {"--tokens 010", 2, "--tokens: expected a whole number, got '010'"},
+           {"--experts 99999999999999999999", 2, "--experts: expected a whole number"},
            {"--tokens 0", 1, "got 0"},
            {"--tokens 1,-8", 1, "got -8"},
            {"--tokens many", 2, "--tokens"},
@@ -334,8 +340,14 @@ TEST_F(CliTest, RefusesWrongUsage) {
            {"", 2, "--help"},
            {"frobnicate", 2, "no verb 'frobnicate'"},
            {"--frobnicate", 2, "no option '--frobnicate'"},
+           {"run a --activations b --tokens 99999999999999999999", 2,
+            "--tokens: expected a whole number, got '9"},
+           {"run a --activations b --tokens 0x10", 2, "--tokens: expected a whole number, got '0x10'"},
+           {"inspect a --layer ' 1'", 2, "--layer: expected a whole number, got ' 1'"},
+           {"verify a b --min-snr nan", 2, "--min-snr: expected a number, got 'nan'"},
+           {"verify a b --worst -1", 1, "--worst must be 0 or more, got -1"},
            {"verify a b --min-snr ''", 2, "--min-snr: expected a number, got an empty text"},
-           {"run a --activations b --layer ''", 2, "--layer: expected a number"},
+           {"run a --activations b --layer ''", 2, "--layer: expected a whole number, got an empty text"},
            {"quantize a b --layers ''", 2, "expected layers"},
            {"inspect", 2, "CHECKPOINT"},
            {"inspect a b", 2, "--help"},
@@ -446,6 +458,44 @@ TEST_F(CliTest, RefusesOutputsThatCannotBeWritten) {
   expect_refused("run " + tail + "--tokens 1 --dump " + path("file") + " --json", 1, "file");
   expect_refused(fmt::format("verify {} {} --html /no/such/dir/r.html --json", kModel, kModel), 1,
                  "/no/such/dir");
+}
+
+// Whatever a verb writes, what it reads stays as it is.
+TEST_F(CliTest, RefusesOutputsThatAreInputs) {
+  namespace fs = std::filesystem;
+  fs::create_directory(dir_ / "model");
+  for (const char* name : {"model.safetensors", "config.json"})
+    fs::copy_file(fs::path(kModel) / name, dir_ / "model" / name);
+  fs::copy_file(kActivations, dir_ / "layer-0.safetensors");
+  fs::create_symlink("model/config.json", dir_ / "link");
+  const std::string model = path("model"), activations = path("layer-0.safetensors");
+  const std::string tail = fmt::format(" {} --activations {} --layer 0 ", model, activations);
+  for (const std::string& file : {activations, model + "/model.safetensors", model + "/new", path("link")}) {
+    expect_refused("calibrate" + tail + "-o " + file, 1, file + " is not written");
+    expect_refused("run" + tail + "--save " + file, 1, file + " is not written");
+    if (file == activations) continue;
+    expect_refused(fmt::format("verify {} {} --html {}", model, kModel, file), 1, file + " is not written");
+    expect_refused(fmt::format("verify {} {} --html {}", kModel, model, file), 1, file + " is not written");
+  }
+  expect_refused("run" + tail + "--dump " + dir_.path().string(), 1, activations + " is not written");
+  expect_refused("run" + tail + "--dump " + model + "/new", 1, "is not written");
+  expect_refused("calibrate" + tail + "-o ''", 1, "has no name");
+  EXPECT_FALSE(fs::exists(dir_ / "model/new"));
+  EXPECT_EQ(testing::read_bytes(activations), testing::read_bytes(kActivations));
+  EXPECT_EQ(testing::read_bytes(path("link")), testing::read_bytes(kModel + "/config.json"));
+}
+
+// What is no file is written to, and stays what it is.
+TEST_F(CliTest, WritesToDevicesAndStandardOutput) {
+  const std::string tail = fmt::format("{} --activations {} --layer 0 ", kModel, kActivations);
+  const Outcome piped = megamoe("calibrate " + tail + "-o /dev/stdout");
+  EXPECT_EQ(piped.code, 0) << piped.err;
+  EXPECT_TRUE(piped.out.starts_with("{\n \"format\": \"megamoe-input-scales\"")) << piped.out;
+  EXPECT_NE(piped.out.find("wrote /dev/stdout"), std::string::npos);
+  EXPECT_EQ(megamoe("calibrate " + tail + "-o /dev/stdout >" + path("file")).code, 0);
+  EXPECT_EQ(testing::read_bytes(path("file")), piped.out);
+  EXPECT_EQ(megamoe("run " + tail + "--tokens 1 --repeat 1 --save /dev/null").code, 0);
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
 TEST_F(CliTest, InspectsWhatRunRefuses) {
