@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -51,6 +52,17 @@ void check_replaceable(const fs::path& directory) {
   }
 }
 
+// Whether commit() will be let replace `directory`: better to know now than after hours.
+void check_may_replace(const fs::path& directory) {
+  struct statx status;
+  if (statx(AT_FDCWD, directory.c_str(), 0, 0, &status) != 0) fail_errno("examine", directory);
+  if ((status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
+    fail(ErrorCode::kInvalidArgument, "{} is where a file system is mounted, so it cannot be replaced",
+         directory.string());
+  }
+  if (access(directory.c_str(), W_OK) != 0) fail_errno("replace", directory);
+}
+
 void clear_except_recipe(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
@@ -90,6 +102,7 @@ StagedOutput::StagedOutput(const fs::path& destination, bool overwrite, const st
     if (!fs::is_directory(destination_, error)) {
       fail(ErrorCode::kInvalidArgument, "{} is not a directory", destination_.string());
     }
+    check_may_replace(destination_);
     check_replaceable(destination_);
   }
   const fs::path recipe_path = staging_ / kRecipeName;

@@ -70,6 +70,8 @@ TEST(StagedOutput, DoesNotDeleteWhatIsNoCheckpoint) {
   fs::create_directory(dir / "dst.partial");
   write_bytes(dir / "dst.partial/mine", "x");
   expect_error(ErrorCode::kInvalidArgument, {"in the way"}, [&] { StagedOutput(dir / "dst", false, "r"); });
+  expect_error(ErrorCode::kInvalidArgument, {"/proc is where a file system is mounted"},
+               [&] { StagedOutput("/proc", true, "r"); });
   EXPECT_TRUE(fs::exists(dir / "home/letter.txt"));
   EXPECT_TRUE(fs::exists(dir / "dst.partial/mine"));
 }
