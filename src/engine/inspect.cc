@@ -50,6 +50,7 @@ MatrixInspection inspect_matrix(const ExpertMatrix& matrix, bool values) {
     }
     return out.all_zero || (values && matrix.encoding == Encoding::kDense);
   });
+  for (const float value : read_bias(matrix)) out.nonfinite_values += !is_finite(value);
   if (matrix.block_scale != nullptr) {
     const DType dtype = matrix.block_scale->info->dtype;
     bytes += share(*matrix.block_scale);
@@ -133,7 +134,7 @@ void find_faults(const LayerInspection& layer, std::vector<Finding>& findings) {
   add(Severity::kError, negative, "negative block scales");
   add(Severity::kError, bad_tensor, "tensor scales that are not finite and positive");
   add(Severity::kError, bad_input, "input scales that are not finite and positive");
-  add(Severity::kError, nonfinite, "weights that are not finite");
+  add(Severity::kError, nonfinite, "weights or biases that are not finite");
   add(Severity::kWarning, saturated, "saturated block scales (more than 1 in 100)");
   add(Severity::kWarning, all_zero, "matrices of nothing but zeros:");
   add(Severity::kWarning, zero_scales, "block scales of zero");

@@ -38,7 +38,7 @@ struct MatrixInspection {
   std::int64_t nan_scales = 0;              // NaN, or infinite where the scale is FP32
   std::int64_t negative_scales = 0;
   std::int64_t zero_scales = 0;
-  std::int64_t nonfinite_values = 0;  // kDense with InspectOptions::values
+  std::int64_t nonfinite_values = 0;  // of the bias, and of a kDense weight with InspectOptions::values
   bool all_zero = false;              // every code (kDense: value) is zero
 };
 

@@ -139,6 +139,14 @@ TEST_F(InspectTest, FindsNansInTheRouter) {
   EXPECT_EQ(severity_of(inspection(), "1 NaN in " + gate + "e_score_correction_bias"), "error");
 }
 
+TEST_F(InspectTest, FindsBiasesThatAreNotFinite) {
+  std::vector<float> bias(kIntermediate, 1.0f);
+  bias[7] = std::numeric_limits<float>::infinity();
+  tensors_.push_back(
+      tensor("model.layers.0.mlp.experts.1.gate_proj.bias", DType::kF32, {kIntermediate}, bias));
+  EXPECT_EQ(severity_of(inspection(), "1 weights or biases that are not finite in expert 1 gate"), "error");
+}
+
 TEST_F(InspectTest, ComparesTensorScalesOfGateAndUp) {
   set("0.up_proj.weight_scale_2", 2.0f);
   const Inspection found = inspection();

@@ -81,7 +81,12 @@ void pair_up(const MoeLayerInfo& layer, std::int64_t expert,
       mismatches.push_back(fmt::format("{}: expected shape [{}, {}] as in the source, got [{}, {}]", name(),
                                        s->rows, s->cols, q->rows, q->cols));
     } else if (q) {
-      if (read_bias(*q) != read_bias(*s)) mismatches.push_back(fmt::format("{}: the biases differ", name()));
+      const std::vector<float> bias = read_bias(*q);
+      if (std::any_of(bias.begin(), bias.end(), [](float value) { return std::isnan(value); })) {
+        mismatches.push_back(fmt::format("{}: the bias holds a NaN", name()));
+      } else if (bias != read_bias(*s)) {
+        mismatches.push_back(fmt::format("{}: the biases differ", name()));
+      }
       pairs.push_back({expert, kProjections[p], &*q, &*s});
     }
   }

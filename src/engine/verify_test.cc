@@ -104,6 +104,25 @@ TEST_F(VerifyTest, ANanInTheRouterIsNoMatch) {
   EXPECT_EQ(found.mismatches, std::vector<std::string>{bias + ": 1 NaN"});
 }
 
+TEST_F(VerifyTest, ANanInABiasIsNoMatch) {
+  std::vector<TestTensor> tensors = dense_layer(2, 1.0f, 1.0f);
+  std::vector<float> values(16, 1.0f);
+  const std::string name = "model.layers.0.mlp.experts.0.up_proj.bias";
+  tensors.push_back(tensor(name, DType::kF32, {16}, values));
+  values[3] = 2.0f;
+  std::vector<TestTensor> others = tensors;
+  others.back() = tensor(name, DType::kF32, {16}, values);
+  const ModelIndex source = open("s", tensors);
+  EXPECT_TRUE(verify(open("same", tensors), source).mismatches.empty());
+  EXPECT_EQ(verify(open("other", others), source).mismatches,
+            std::vector<std::string>{"layer 0, expert 0, up: the biases differ"});
+  values[3] = std::numeric_limits<float>::quiet_NaN();
+  others.back() = tensor(name, DType::kF32, {16}, values);
+  const ModelIndex nan = open("nan", others);
+  EXPECT_EQ(verify(nan, nan).mismatches,
+            std::vector<std::string>{"layer 0, expert 0, up: the bias holds a NaN"});
+}
+
 TEST_F(VerifyTest, NamesWhatDoesNotMatch) {
   const ModelIndex source = open("s", dense_layer(3, 1.0f, 1.0f));
   std::vector<TestTensor> fewer = dense_layer(2, 1.0f, 1.0f);
