@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 
@@ -373,6 +374,8 @@ class Status {
 
 int run_tune(const BenchArguments& options) {
   if (!options.svg.empty()) fail(ErrorCode::kInvalidArgument, "--tune draws nothing: leave --svg away");
+  if (const char* tiles = std::getenv("MEGAMOE_TILES"); tiles != nullptr && *tiles != '\0')
+    check_is_no_input(options.tune, {tiles});
   check_writable(options.tune);
   TuneReport report;
   {

@@ -290,20 +290,25 @@ std::filesystem::path dump_path(const RunArguments& options, int layer) {
   return std::filesystem::path(options.dump) / fmt::format("layer-{}.safetensors", layer);
 }
 
-// Before anything runs.
+// Before anything runs: no output is an input or another output, and all can be written.
 void check_outputs(const ModelIndex& model, const std::vector<int>& layers, const RunArguments& options) {
-  std::vector<std::filesystem::path> inputs = model.checkpoint->sources();
+  std::vector<std::filesystem::path> inputs = model.checkpoint->sources(), outputs;
   inputs.emplace_back(options.activations);
-  if (!options.save.empty()) {
-    check_is_no_input(options.save, inputs);
-    check_writable(options.save);
+  if (!options.save.empty()) outputs.emplace_back(options.save);
+  for (const int layer : layers) {
+    if (options.dump.empty()) break;
+    outputs.push_back(dump_path(options, layer));
+    if (!options.save.empty() && lies_in(options.save, outputs.back())) {
+      fail(ErrorCode::kInvalidArgument, "--save and --dump would both write {}", options.save);
+    }
   }
-  if (options.dump.empty()) return;
-  for (const int layer : layers) check_is_no_input(dump_path(options, layer), inputs);
-  std::error_code error;
-  std::filesystem::create_directories(options.dump, error);
-  if (error) fail(ErrorCode::kIo, "cannot create the directory {}: {}", options.dump, error.message());
-  for (const int layer : layers) check_writable(dump_path(options, layer));
+  for (const std::filesystem::path& path : outputs) check_is_no_input(path, inputs);
+  if (!options.dump.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.dump, error);
+    if (error) fail(ErrorCode::kIo, "cannot create the directory {}: {}", options.dump, error.message());
+  }
+  for (const std::filesystem::path& path : outputs) check_writable(path);
 }
 
 // Everything has run by now, so a failing layer leaves no files of the others.

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/test_variable.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_files.h"
 #include "cli/test_xml.h"
@@ -480,6 +481,13 @@ TEST_F(CliTest, RefusesOutputsThatAreInputs) {
   expect_refused("run" + tail + "--dump " + dir_.path().string(), 1, activations + " is not written");
   expect_refused("run" + tail + "--dump " + model + "/new", 1, "is not written");
   expect_refused("calibrate" + tail + "-o ''", 1, "has no name");
+  expect_refused("run" + tail + "--dump " + path("d") + " --save " + path("d/layer-0.safetensors"), 1,
+                 "--save and --dump would both write");
+  EXPECT_FALSE(fs::exists(dir_ / "d"));
+  EXPECT_EQ(megamoe("run" + tail + "--tokens 1 --dump " + path("d") + " --save " + path("d/y")).code, 0);
+  testing::write_bytes(dir_ / "tiles", "");
+  const ForcedVariable tiles("MEGAMOE_TILES", path("tiles"));
+  expect_refused("bench --tune " + path("tiles"), 1, "tiles is not written");
   EXPECT_FALSE(fs::exists(dir_ / "model/new"));
   EXPECT_EQ(testing::read_bytes(activations), testing::read_bytes(kActivations));
   EXPECT_EQ(testing::read_bytes(path("link")), testing::read_bytes(kModel + "/config.json"));

@@ -22,8 +22,12 @@ constexpr std::string_view kExtension = ".safetensors";
 
 // Follows symbolic links: download caches keep a model as a directory of links.
 bool is_regular(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_regular_file(path, ignored);
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::none) {
+    fail(ErrorCode::kIo, "cannot examine {}: {}", path.string(), error.message());
+  }
+  return fs::is_regular_file(status);
 }
 
 json read_object(const fs::path& path) {

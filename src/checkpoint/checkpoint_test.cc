@@ -205,6 +205,13 @@ TEST(Checkpoint, ReadsTheConfigs) {
   }
 }
 
+TEST(Checkpoint, SaysWhatItMayNotExamine) {
+  const TempDir dir;
+  fs::create_symlink("model.safetensors", dir / "model.safetensors");
+  expect_error(ErrorCode::kIo, {"cannot examine", "model.safetensors"},
+               [&] { Checkpoint::open(dir.path()); });
+}
+
 TEST(Checkpoint, RefusesWhatIsNotThere) {
   TempDir dir;
   expect_error(ErrorCode::kNotFound, {"absent", "does not exist"}, [&] { Checkpoint::open(dir / "absent"); });
