@@ -164,6 +164,8 @@ fs::path renameable(const fs::path& path) {
 }
 
 bool lies_in(const fs::path& path, const fs::path& directory) {
+  std::error_code ignored;
+  if (fs::equivalent(path, directory, ignored)) return true;
   const fs::path outer = real_path(directory), inner = real_path(path);
   return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }

@@ -63,7 +63,8 @@ std::filesystem::path partial_of(const std::filesystem::path& path);
 // itself for "." and "..", and for a symbolic link what it leads to, whether that is there or not. Throws
 // kIo.
 std::filesystem::path renameable(const std::filesystem::path& path);
-// Whether `path` is `directory` or lies in it. Links are followed; neither needs to be there.
+// Whether `path` is `directory`, by whatever name, or lies in it. Links are followed; neither needs to be
+// there.
 bool lies_in(const std::filesystem::path& path, const std::filesystem::path& directory);
 
 // Writes all of `data` from byte `offset` on; `path` is for the message. Throws kIo.

@@ -146,7 +146,8 @@ TEST_F(FileTest, AnInputIsNotWrittenTo) {
   const auto code = [&](const fs::path& output, const fs::path& input) {
     return code_of([&] { check_is_no_input(output, {dir_ / "other", input}); });
   };
-  for (const char* output : {"file", "link", "model/link", "model/../file"})
+  fs::create_hard_link(dir_ / "file", dir_ / "twin");
+  for (const char* output : {"file", "link", "twin", "model/link", "model/../file"})
     EXPECT_EQ(code(dir_ / output, dir_ / "file"), ErrorCode::kInvalidArgument) << output;
   for (const char* output : {"model", "model/config", "model/link", "model/new", "model/d/new"})
     EXPECT_EQ(code(dir_ / output, dir_ / "model"), ErrorCode::kInvalidArgument) << output;

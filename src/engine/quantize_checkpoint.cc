@@ -108,7 +108,7 @@ RewriteReport quantize_checkpoint(const std::filesystem::path& source,
   InputScales scales;
   if (options.activations == ActivationScales::kStatic) {
     scales = read_input_scales(options.scales);
-    refuse_to_lose({options.scales}, destination);
+    check_destination(destination, {options.scales});
   }
   const ModelIndex model = index_model(Checkpoint::open(source), {options.fused_layout});
   RewritePlan plan(model, {options.format, options.four_over_six});

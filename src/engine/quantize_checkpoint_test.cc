@@ -521,6 +521,9 @@ TEST(QuantizeCheckpoint, DestinationsThatAreInTheWay) {
   expect_error(ErrorCode::kInvalidArgument, {"the source itself"},
                [&] { quantize_checkpoint(dir / "y.safetensors.partial", dir / "y.safetensors", {}); });
   fs::rename(dir / "y.safetensors.partial", dir / "src/model.safetensors");
+  fs::create_hard_link(dir / "src/model.safetensors", dir / "y.safetensors.partial");
+  expect_error(ErrorCode::kInvalidArgument, {"the source itself"},
+               [&] { quantize_checkpoint(dir / "src/model.safetensors", dir / "y.safetensors", {}); });
   expect_error(ErrorCode::kInvalidArgument, {"must be one"},
                [&] { quantize_checkpoint(dir / "src", dir / "x.safetensors", {}); });
 }

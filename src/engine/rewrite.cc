@@ -338,7 +338,8 @@ void write_directory(const RewritePlan& plan, const std::vector<Shard>& shards,
 
 }  // namespace
 
-void refuse_to_lose(const std::vector<fs::path>& sources, const fs::path& destination) {
+void check_destination(const fs::path& destination, const std::vector<fs::path>& sources) {
+  if (destination.empty()) fail(ErrorCode::kInvalidArgument, "the destination has no name");
   const fs::path name = renameable(destination);
   for (const fs::path& place : {name, partial_of(name)}) {
     for (const fs::path& source : sources) {
@@ -358,8 +359,7 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
   const auto start = std::chrono::steady_clock::now();
   const Checkpoint& checkpoint = *plan.model().checkpoint;
   std::error_code error;
-  if (destination.empty()) fail(ErrorCode::kInvalidArgument, "the destination has no name");
-  refuse_to_lose(checkpoint.sources(), destination);
+  check_destination(destination, checkpoint.sources());
   const bool single = destination.extension() == ".safetensors";
   if (single && fs::is_directory(checkpoint.path(), error)) {
     fail(ErrorCode::kInvalidArgument, "{} is a directory, so the destination must be one, not {}",

@@ -75,9 +75,10 @@ class RewritePlan {
   std::vector<std::string> notes_;
 };
 
-// Throws kInvalidArgument where one of `sources` lies where the new checkpoint goes or is made.
-void refuse_to_lose(const std::vector<std::filesystem::path>& sources,
-                    const std::filesystem::path& destination);
+// Throws kInvalidArgument where `destination` has no name, or one of `sources` lies where the new checkpoint
+// goes or is made.
+void check_destination(const std::filesystem::path& destination,
+                       const std::vector<std::filesystem::path>& sources);
 
 // `destination`: a directory, or, for a source that is a single file, a name that ends in ".safetensors".
 // `recipe`: all that decides the content beside the source itself.
