@@ -48,6 +48,14 @@ Calibration::Calibration(MoeLayer& layer) : layer_(layer) {
 
 void Calibration::add(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids,
                       MatrixView<const float> weights) {
+  // Of a token whose logits hold a NaN every weight is one, and the experts say nothing.
+  for (std::int64_t t = 0; t < weights.rows; ++t) {
+    for (std::int64_t slot = 0; slot < weights.cols; ++slot) {
+      if (is_finite(weights.row(t)[slot])) continue;
+      fail(ErrorCode::kInvalidArgument, "cannot calibrate: the weight of token {}, slot {} is not finite", t,
+           slot);
+    }
+  }
   x_ = x;
   std::vector<bf16> y(static_cast<std::size_t>(x.rows * layer_.config().hidden));
   layer_.on_stage([this](const Stage& stage) { on_stage(stage); });

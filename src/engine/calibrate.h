@@ -18,7 +18,7 @@ class Calibration {
   // Takes over the layer's on_stage. `layer` must run with kBf16 activations and outlive this.
   explicit Calibration(MoeLayer& layer);
 
-  // Adds what these tokens show. Throws kInvalidArgument that names token and expert for a NaN or infinity.
+  // Adds what these tokens show. Throws kInvalidArgument that names the token for a NaN or infinity.
   void add(MatrixView<const bf16> x, MatrixView<const std::int32_t> ids, MatrixView<const float> weights);
 
   struct Result {

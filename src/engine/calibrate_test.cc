@@ -81,6 +81,15 @@ TEST_F(CalibrateTest, RefusesWhatIsNotFinite) {
   });
 }
 
+TEST_F(CalibrateTest, RefusesWeightsThatAreNotFinite) {
+  const std::vector<bf16> x(2 * kSize, to_bf16(1.0f));
+  const std::vector<std::int32_t> ids = {0, 2};
+  const std::vector<float> weights = {1.0f, std::numeric_limits<float>::quiet_NaN()};
+  testing::expect_error(ErrorCode::kInvalidArgument, {"weight of token 1, slot 0"}, [&] {
+    calibration_.add({x.data(), 2, kSize}, {ids.data(), 2, 1}, {weights.data(), 2, 1});
+  });
+}
+
 TEST_F(CalibrateTest, RefusesToMakeScalesOfNothing) {
   add({}, {});
   add({1}, {-1});
