@@ -295,11 +295,11 @@ void check_outputs(const ModelIndex& model, const std::vector<int>& layers, cons
   std::vector<std::filesystem::path> inputs = model.checkpoint->sources(), outputs;
   inputs.emplace_back(options.activations);
   if (!options.save.empty()) outputs.emplace_back(options.save);
-  for (const int layer : layers) {
-    if (options.dump.empty()) break;
-    outputs.push_back(dump_path(options, layer));
-    if (!options.save.empty() && lies_in(options.save, outputs.back())) {
-      fail(ErrorCode::kInvalidArgument, "--save and --dump would both write {}", options.save);
+  if (!options.dump.empty()) {
+    for (const int layer : layers) {
+      outputs.push_back(dump_path(options, layer));
+      if (!options.save.empty() && lies_in(options.save, outputs.back()))
+        fail(ErrorCode::kInvalidArgument, "--save and --dump would both write {}", options.save);
     }
   }
   for (const std::filesystem::path& path : outputs) check_is_no_input(path, inputs);
