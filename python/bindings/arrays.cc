@@ -8,6 +8,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "bindings/interpreter_lock.h"
 #include "numerics/bf16.h"
 #include "numerics/fp16.h"
 
@@ -248,8 +249,8 @@ HostMatrix<T>::HostMatrix(Array array) : array_(std::move(array)) {
   } else {
     // Others may run meanwhile, where it is long enough for taking turns.
     constexpr std::int64_t kLong = 1 << 16;
-    std::optional<nb::gil_scoped_release> release;
-    if (array_.rows() > kLong / std::max<std::int64_t>(array_.cols(), 1)) release.emplace();
+    std::optional<Unlocked> unlocked;
+    if (array_.rows() > kLong / std::max<std::int64_t>(array_.cols(), 1)) unlocked.emplace();
     copy_ = copy_as<T>(array_);
     view_ = {copy_.data(), array_.rows(), array_.cols()};
   }

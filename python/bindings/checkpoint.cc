@@ -12,6 +12,7 @@
 #include <string>
 
 #include "bindings/arrays.h"
+#include "bindings/interpreter_lock.h"
 #include "bindings/module.h"
 #include "checkpoint/expert_matrix.h"
 #include "checkpoint/model_index.h"
@@ -54,7 +55,7 @@ struct MatrixEntry {
 
 Opened open_checkpoint(nb::handle path, const std::string& fused_layout) {
   const std::filesystem::path existing = existing_path(path, "checkpoint");
-  const nb::gil_scoped_release release;
+  const Unlocked unlocked;
   return {std::make_shared<const ModelIndex>(index_model(Checkpoint::open(existing), {fused_layout}))};
 }
 
@@ -76,7 +77,7 @@ ExpertEntry expert_entry(const LayerEntry& layer, std::int64_t number) {
 
 std::optional<float> tensor_scale(const MatrixEntry& entry) {
   if (entry.matrix->encoding != Encoding::kNvfp4) return std::nullopt;
-  const nb::gil_scoped_release release;
+  const Unlocked unlocked;
   if (const auto view = view_nvfp4(*entry.matrix)) return view->tensor_scale;
   return read_nvfp4(*entry.matrix).tensor_scale;
 }
@@ -90,7 +91,7 @@ std::optional<float> input_scale(const MatrixEntry& entry) {
 nb::ndarray<nb::numpy, float> matrix_values(const MatrixEntry& entry) {
   std::vector<float> values;
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     values = read_f32(*entry.matrix);
   }
   return to_numpy(std::move(values), {entry.matrix->rows, entry.matrix->cols});
@@ -103,7 +104,7 @@ Nvfp4Tensor matrix_nvfp4(const MatrixEntry& entry) {
          "{} must be nvfp4 or mxfp4 to be taken as NVFP4, got {}; quantize() makes it so", entry.name,
          to_string(encoding));
   }
-  const nb::gil_scoped_release release;
+  const Unlocked unlocked;
   Nvfp4Data data = read_nvfp4(*entry.matrix);
   return {.rows = entry.matrix->rows,
           .cols = entry.matrix->cols,
@@ -127,7 +128,7 @@ nb::object router_weight(const LayerEntry& layer) {
 nb::list findings(const Opened& opened, bool values) {
   Inspection inspection;
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     inspection = inspect(*opened.model, {.values = values, .layer = {}});
   }
   nb::list out;
@@ -164,8 +165,10 @@ ProgressFn progress_function(const nb::object& progress) {
         fmt::format("progress must be callable, got {}", nb::inst_name(progress).c_str()).c_str());
   }
   return [&progress](const Progress& state) {
-    const nb::gil_scoped_acquire acquire;
-    progress(state.done_bytes, state.total_bytes, nb::str(state.item.data(), state.item.size()));
+    const Locked locked;
+    never_unwound([&] {
+      progress(state.done_bytes, state.total_bytes, nb::str(state.item.data(), state.item.size()));
+    });
   };
 }
 
@@ -199,7 +202,7 @@ nb::dict rewrite_model(const Rewrite& rewrite, nb::handle source, const std::fil
   const ProgressFn report_progress = progress_function(progress);
   RewriteReport report;
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     report = rewrite(from, destination, options, report_progress);
   }
   return report_dict(report);
@@ -235,7 +238,7 @@ nb::dict convert_model(nb::handle source, const std::filesystem::path& destinati
 nb::list verify_models(const Opened& quantized, const Opened& source) {
   Verification verification;
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     verification = verify(*quantized.model, *source.model);
   }
   if (!verification.mismatches.empty()) {

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "bindings/arrays.h"
+#include "bindings/interpreter_lock.h"
 #include "bindings/module.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/model_index.h"
@@ -57,7 +58,7 @@ template <class T>
 std::shared_ptr<const void> keep_python(T&& object) {
   using Kept = std::decay_t<T>;
   return {new Kept(std::forward<T>(object)), [](const void* p) {
-            const nb::gil_scoped_acquire acquire;
+            const Locked locked;
             delete static_cast<const Kept*>(p);
           }};
 }
@@ -147,7 +148,7 @@ void add_input_scales(nb::handle values, const char* name, float ExpertWeights::
 class Layer {
  public:
   Layer(LayerWeights&& weights, const Options& options) {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
 #ifdef MEGAMOE_CUDA
     std::optional<cuda::DeviceScope> scope;
     if (options.device) scope.emplace(*options.device);
@@ -176,7 +177,7 @@ class Layer {
     const OutputMatrix y(out, "out", rows, cols, kTokens);
     if (y.gpu() >= 0)
       fail(ErrorCode::kInvalidArgument, "out must be on the CPU, as x is, got GPU {}", y.gpu());
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     if (y.dtype() == DType::kBF16) {
       return get().forward(tokens.view(), experts.view(), factors.view(), y.view<bf16>());
     }
@@ -212,7 +213,7 @@ class Layer {
       return MatrixView(data, array.rows(), array.cols(), array.row_stride());
     };
     const MatrixView<std::uint8_t> bytes = memory.view<std::uint8_t>();
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     get().forward_on_stream(matrix(tokens, reinterpret_cast<const bf16*>(tokens.data())),
                             matrix(experts, reinterpret_cast<const std::int32_t*>(experts.data())),
                             matrix(factors, reinterpret_cast<const float*>(factors.data())), y.view<bf16>(),
@@ -224,7 +225,7 @@ class Layer {
   std::tuple<unsigned long long, std::optional<unsigned long long>> stream_status() const {
     StreamStatus counted;
 #ifdef MEGAMOE_CUDA
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     if (gpu_ >= 0) {
       const cuda::DeviceScope scope(gpu_);
       // Passes may be on streams that no copy waits for by itself.
@@ -269,7 +270,7 @@ Layer* from_checkpoint(nb::handle checkpoint, int number, bool routed_only, cons
   const std::filesystem::path path = existing_path(checkpoint, "checkpoint");
   LayerWeights weights;
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const ModelIndex model = index_model(Checkpoint::open(path), {fused_layout});
     weights = load_layer(model, find_layer(model, number));
   }
@@ -320,7 +321,7 @@ nb::tuple route(const Layer& layer, nb::handle logits, nb::handle token_ids) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(checked_mul(rows, top_k)));
   std::vector<float> weights(ids.size());
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     layer.get().route(scores.view(), {ids.data(), rows, top_k}, {weights.data(), rows, top_k}, tokens);
   }
   return nb::make_tuple(to_numpy(std::move(ids), {rows, top_k}), to_numpy(std::move(weights), {rows, top_k}));
@@ -331,7 +332,7 @@ nb::ndarray<nb::numpy, float> router_logits(const Layer& layer, nb::handle x) {
   const std::int64_t rows = tokens.view().rows, experts = layer.get().config().num_experts;
   std::vector<float> logits(static_cast<std::size_t>(checked_mul(rows, experts)));
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     layer.get().router_logits(tokens.view(), {logits.data(), rows, experts});
   }
   return to_numpy(std::move(logits), {rows, experts});

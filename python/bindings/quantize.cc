@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "bindings/arrays.h"
+#include "bindings/interpreter_lock.h"
 #include "bindings/module.h"
 #include "megamoe/layout.h"
 #include "numerics/nvfp4.h"
@@ -33,7 +34,7 @@ QuantizeOptions quantize_options(std::optional<float> tensor_scale, bool per_row
 template <class T>
 Nvfp4Tensor quantize_as(Array&& x, const QuantizeOptions& options) {
   const HostMatrix<T> matrix(std::move(x));
-  nb::gil_scoped_release release;
+  const Unlocked unlocked;
   return quantize(matrix.view(), options);
 }
 
@@ -73,7 +74,7 @@ void construct(Nvfp4Tensor* self, nb::handle codes, nb::handle scales, nb::handl
 nb::ndarray<nb::numpy, float> dequantize_tensor(const Nvfp4Tensor& tensor) {
   std::vector<float> values;
   {
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     values = dequantize(tensor);
   }
   return to_numpy(std::move(values), {tensor.rows, tensor.cols});

@@ -1,5 +1,7 @@
 """Python's threads beside the library's work, and the library's own."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -70,3 +72,28 @@ def test_threads_are_counted():
     finally:
         megamoe.set_num_threads(0)
     assert megamoe.num_threads() == before
+
+
+DAEMON = """
+import sys, threading, time
+import numpy as np, megamoe
+
+x = np.ones((2000, 512), np.float32)
+layer = megamoe.MoELayer.from_weights(*np.full((3, 4, 64, 64), 0.1, np.float32), top_k=2)
+operands = x[:, :64], np.zeros((2000, 2), np.int32), np.ones((2000, 2), np.float32)
+calls = {"layer": lambda: layer(*operands), "quantize": lambda: megamoe.quantize(x),
+         "progress": lambda: megamoe.quantize_checkpoint(sys.argv[2], sys.argv[3], overwrite=True,
+                                                         progress=lambda *state: time.sleep(0.001))}
+
+def work():
+    while True:
+        calls[sys.argv[1]]()
+
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("call", ["layer", "quantize", "progress"])
+def test_interpreter_ends_while_a_daemon_works(call, model_path, tmp_path):
+    subprocess.run([sys.executable, "-c", DAEMON, call, model_path, tmp_path / "out"], check=True, timeout=60)
