@@ -121,6 +121,14 @@ TEST_F(MoeLayerTest, RefusesFormatsThatTheBackendDoesNotRun) {
   EXPECT_NO_THROW(layer());  // the best backend that runs it, not the best that there is
 }
 
+TEST_F(MoeLayerTest, RefusesScalesThatItsActivationsDoNotHave) {
+  expect_error(ErrorCode::kInvalidArgument, {"nvfp4", "bf16"},
+               [&] { layer({.x_scale = ScaleSource::kDynamicRow, .h_scale = {}}); });
+  expect_error(ErrorCode::kInvalidArgument, {"nvfp4", "fp8"}, [&] {
+    layer({.activations = ActivationFormat::kFp8, .x_scale = {}, .h_scale = ScaleSource::kDynamicRow});
+  });
+}
+
 TEST_F(MoeLayerTest, APassAllocatesNothingOnceThreadsHaveTheirScratch) {
   for (ExpertWeights& expert : owner_->weights.experts) expert.input_scale = expert.down_input_scale = 0.003f;
   for (const ActivationFormat format :

@@ -298,6 +298,10 @@ MoeLayer::MoeLayer(LayerWeights weights, const MoeLayerOptions& options) : state
   State& s = *state_;
   s.weights = std::move(weights);
   s.options = options;
+  if ((options.x_scale || options.h_scale) && options.activations != ActivationFormat::kNvfp4) {
+    fail(ErrorCode::kInvalidArgument, "a scale of x or h goes with nvfp4 activations, got {} activations",
+         to_string(options.activations));
+  }
   s.backend = &find_backend(options.backend, [&](const Backend& backend) {
     return !first_unfit(backend, s.weights, options.activations);
   });

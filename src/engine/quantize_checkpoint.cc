@@ -34,7 +34,13 @@ std::vector<const MoeLayerInfo*> chosen_layers(const ModelIndex& model,
                                                const QuantizeCheckpointOptions& options) {
   std::vector<const MoeLayerInfo*> layers;
   if (options.layers) {
-    for (const int layer : *options.layers) layers.push_back(&find_layer(model, layer));
+    for (const int layer : *options.layers) {
+      if (std::count(options.layers->begin(), options.layers->end(), layer) > 1) {
+        fail(ErrorCode::kInvalidArgument,
+             "the layers to quantise must each be named once, got layer {} more often", layer);
+      }
+      layers.push_back(&find_layer(model, layer));
+    }
   } else {
     for (const MoeLayerInfo& layer : model.layers) {
       if (!layer.mtp) layers.push_back(&layer);

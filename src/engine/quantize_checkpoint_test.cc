@@ -241,6 +241,9 @@ TEST(QuantizeCheckpoint, LayersThatAreLeftOutStayAndAreExcluded) {
   EXPECT_EQ(model.layers[2].experts[0][0]->encoding, Encoding::kNvfp4);
   options.layers = {7};
   expect_error(ErrorCode::kNotFound, {"7"}, [&] { quantize_checkpoint(dir / "src", dir / "x", options); });
+  options.layers = {2, 0, 2};
+  expect_error(ErrorCode::kInvalidArgument, {"layer 2"},
+               [&] { quantize_checkpoint(dir / "src", dir / "x", options); });
 }
 
 TEST(QuantizeCheckpoint, StaticInputScales) {
