@@ -116,6 +116,15 @@ std::string described(nb::handle object) {
     const std::string name = nb::str(value).c_str();
     if (!value.is_none() && name != usual) text += before + name;
   }
+  // NumPy has them where elements are fields of structures.
+  const nb::object strides = nb::getattr(object, "strides", nb::none()),
+                   size = nb::getattr(object, "itemsize", nb::none());
+  if (nb::isinstance<nb::tuple>(strides)) {
+    for (const nb::handle stride : strides) {
+      if (nb::cast<int>(stride % size) != 0)
+        return text + " with strides of " + nb::str(strides).c_str() + " bytes";
+    }
+  }
   return text;
 }
 

@@ -146,12 +146,10 @@ class MoELayer:
 
         Runs on the CPU, wherever logits are. Raises TypeError or ValueError for what does not fit.
         """
+        ids, weights = self._core.route(_on_cpu(logits), _on_cpu(token_ids))
         torch = torch_of(logits)
         if torch is None:
-            return self._core.route(logits, token_ids)
-        if torch_of(token_ids) is not None:
-            token_ids = token_ids.cpu()
-        ids, weights = self._core.route(logits.detach().cpu(), token_ids)
+            return ids, weights
         return torch.from_numpy(ids).to(logits.device), torch.from_numpy(weights).to(logits.device)
 
     def router_logits(self, x: Any) -> Any:
@@ -159,10 +157,9 @@ class MoELayer:
 
         Runs on the CPU, wherever x is. Raises ValueError where the layer has no router.
         """
+        logits = self._core.router_logits(_on_cpu(x))
         torch = torch_of(x)
-        if torch is None:
-            return self._core.router_logits(x)
-        return torch.from_numpy(self._core.router_logits(x.detach().cpu())).to(x.device)
+        return logits if torch is None else torch.from_numpy(logits).to(x.device)
 
     def stream_status(self) -> StreamStatus:
         """What calls on a GPU have counted; waits for them."""
@@ -209,6 +206,10 @@ def _each_expert(name: str, matrices: Any) -> list[Any]:
         return list(matrices)
     except TypeError:
         raise TypeError(f"{name} must hold a matrix for each expert, got {type(matrices).__name__}") from None
+
+
+def _on_cpu(array: Any) -> Any:
+    return array.cpu() if torch_of(array) is not None and array.is_cuda else array
 
 
 def _empty_like(torch: Any, x: Any) -> Any:

@@ -186,6 +186,12 @@ def test_describes_itself(quantized_path):
     assert {backend["name"] for backend in megamoe.backends()} >= {"ref", "cpu"}
 
 
+def fields_of_structures(x):
+    structures = np.zeros(x.shape, [("value", x.dtype), ("other", np.uint8)])
+    structures["value"] = x
+    return structures["value"]
+
+
 @pytest.mark.parametrize("change, error, message", [
     (lambda x, i, w: (x[:, :32], i, w), ValueError, r"\[19, 64\], got \[19, 32\]"),
     (lambda x, i, w: (x, i[:4], w), ValueError, r"ids must have shape \[19, 3\], got \[4, 3\]"),
@@ -194,6 +200,7 @@ def test_describes_itself(quantized_path):
     (lambda x, i, w: (x, i.astype(np.float32), w), TypeError, "topk_ids must be an array of I32 or I64"),
     (lambda x, i, w: (x, i, w.astype(int)), TypeError, "topk_weights must be an array of BF16"),
     (lambda x, i, w: (x.tolist(), i, w), TypeError, "x must be an array"),
+    (lambda x, i, w: (fields_of_structures(x), i, w), TypeError, r"ndarray of bfloat16 with strides of \(192, 3\) bytes"),
     (lambda x, i, w: (x, None, w), TypeError, "topk_ids must be an array of I32 or I64, got NoneType"),
     (lambda x, i, w: (x, i + 6, w), ValueError, "token 0, slot 0 is out of range; expected -1 or 0 to 5"),
     (lambda x, i, w: (x, i + 2**32, w), ValueError, "topk_ids holds 4294967"),
@@ -222,6 +229,8 @@ def test_refuses_an_out_that_does_not_fit():
     ({"activations": "fp4"}, ValueError, "bf16.*fp8.*nvfp4|fp4"),
     ({"activations": "nvfp4", "x_scale": "static"}, ValueError, "no static scales"),
     ({"backend": "tpu"}, LookupError, "tpu"),
+    ({"x_scale": "token"}, ValueError, "goes with nvfp4 activations, got bf16 activations"),
+    ({"activations": "fp8", "h_scale": "static"}, ValueError, "goes with nvfp4 activations, got fp8 activations"),
     ({"l1": "loose"}, ValueError, "fused, compact or interleaved, got loose"),
     ({"activation": "gelu"}, ValueError, "swiglu-clamped, gpt-oss or relu2, got gelu"),
     ({"gate_bias": np.zeros((EXPERTS, 3), np.float32)}, ValueError, r"gate_bias must have shape \[6, 48\]"),

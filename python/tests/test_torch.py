@@ -144,6 +144,9 @@ def test_refuses_tensors_that_do_not_fit(layer):
         layer(x[:, :60], ids, weights)
     with pytest.raises(TypeError, match="x must be an array of BF16, F32 or F16, got .*bfloat16 on meta"):
         layer(x.to("meta"), ids, weights)
+    for call, name in ((layer.route, "logits"), (layer.router_logits, "x"), (megamoe.quantize, "x")):
+        with pytest.raises(TypeError, match=f"^{name} must be an array of .*, got torch.Tensor of torch.float32 on meta$"):
+            call(torch.zeros(TOKENS, EXPERTS, device="meta"))
     with pytest.raises(TypeError, match="x must be an array of BF16, F32 or F16, got .*bfloat16, torch.sparse_coo"):
         layer(x.to_sparse(), ids, weights)
     with pytest.raises(TypeError, match="layer must be a MoELayer, got NoneType"):
