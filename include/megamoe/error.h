@@ -9,7 +9,8 @@ namespace megamoe {
 
 enum class ErrorCode {
   kInvalidArgument,  // a value, shape, id or flag the caller gave is wrong
-  kNotFound,         // a file, tensor, layer or backend that was named does not exist
+  kNoFile,           // a file or directory that was named, or what it should hold, does not exist
+  kNotFound,         // a tensor, layer or backend that was named does not exist
   kInvalidFile,      // a file's content breaks its format or contradicts itself
   kUnsupported,      // valid, but not something this build, backend or version can do
   kIo,               // the operating system refused to read or write

@@ -53,10 +53,9 @@ struct MatrixEntry {
   std::string name;
 };
 
-Opened open_checkpoint(nb::handle path, const std::string& fused_layout) {
-  const std::filesystem::path existing = existing_path(path, "checkpoint");
+Opened open_checkpoint(const std::filesystem::path& path, const std::string& fused_layout) {
   const Unlocked unlocked;
-  return {std::make_shared<const ModelIndex>(index_model(Checkpoint::open(existing), {fused_layout}))};
+  return {std::make_shared<const ModelIndex>(index_model(Checkpoint::open(path), {fused_layout}))};
 }
 
 std::optional<MatrixEntry> matrix_entry(const ExpertEntry& expert, Projection projection) {
@@ -191,10 +190,10 @@ nb::dict report_dict(const RewriteReport& report) {
 // Runs `rewrite`, one of the verbs that make a checkpoint out of another, with `options` and those that all
 // of them have.
 template <class Options, class Rewrite>
-nb::dict rewrite_model(const Rewrite& rewrite, nb::handle source, const std::filesystem::path& destination,
-                       Options options, const std::string& gate_up_scale, bool overwrite,
-                       const std::string& fused_layout, const nb::object& progress) {
-  const std::filesystem::path from = existing_path(source, "source");
+nb::dict rewrite_model(const Rewrite& rewrite, const std::filesystem::path& source,
+                       const std::filesystem::path& destination, Options options,
+                       const std::string& gate_up_scale, bool overwrite, const std::string& fused_layout,
+                       const nb::object& progress) {
   options.gate_up_scale =
       parse_choice("gate_up_scale", gate_up_scale, {GateUpScale::kShared, GateUpScale::kSeparate});
   options.overwrite = overwrite;
@@ -203,14 +202,15 @@ nb::dict rewrite_model(const Rewrite& rewrite, nb::handle source, const std::fil
   RewriteReport report;
   {
     const Unlocked unlocked;
-    report = rewrite(from, destination, options, report_progress);
+    report = rewrite(source, destination, options, report_progress);
   }
   return report_dict(report);
 }
 
-nb::dict quantize_model(nb::handle source, const std::filesystem::path& destination,
-                        const std::string& format, const std::string& activations, const nb::object& scales,
-                        bool four_over_six, std::optional<std::vector<int>> layers, bool shared_experts,
+nb::dict quantize_model(const std::filesystem::path& source, const std::filesystem::path& destination,
+                        const std::string& format, const std::string& activations,
+                        std::optional<std::filesystem::path> scales, bool four_over_six,
+                        std::optional<std::vector<int>> layers, bool shared_experts,
                         const std::string& gate_up_scale, bool overwrite, const std::string& fused_layout,
                         const nb::object& progress) {
   QuantizeCheckpointOptions options;
@@ -218,7 +218,7 @@ nb::dict quantize_model(nb::handle source, const std::filesystem::path& destinat
   options.activations =
       parse_choice("activations", activations,
                    {ActivationScales::kNone, ActivationScales::kStatic, ActivationScales::kDynamic});
-  if (!scales.is_none()) options.scales = existing_path(scales, "scales");
+  if (scales) options.scales = std::move(*scales);
   options.four_over_six = four_over_six;
   options.layers = std::move(layers);
   options.shared_experts = shared_experts;
@@ -226,9 +226,9 @@ nb::dict quantize_model(nb::handle source, const std::filesystem::path& destinat
                        fused_layout, progress);
 }
 
-nb::dict convert_model(nb::handle source, const std::filesystem::path& destination, const std::string& to,
-                       const std::string& gate_up_scale, bool overwrite, const std::string& fused_layout,
-                       const nb::object& progress) {
+nb::dict convert_model(const std::filesystem::path& source, const std::filesystem::path& destination,
+                       const std::string& to, const std::string& gate_up_scale, bool overwrite,
+                       const std::string& fused_layout, const nb::object& progress) {
   ConvertOptions options;
   options.to = parse_family("to", to);
   return rewrite_model(convert_checkpoint, source, destination, std::move(options), gate_up_scale, overwrite,
@@ -394,7 +394,7 @@ void bind_checkpoint(nb::module_& m) {
            "\"error\"), layer (None: all) and text. `values` also reads every dense weight for NaN and "
            "infinity.");
 
-  m.def("open", &open_checkpoint, nb::arg("checkpoint").none(), nb::kw_only(), nb::arg("fused_layout") = "",
+  m.def("open", &open_checkpoint, nb::arg("checkpoint"), nb::kw_only(), nb::arg("fused_layout") = "",
         nb::sig("def open(checkpoint: str | os.PathLike[str], *, fused_layout: str = \"\") -> Checkpoint"),
         "Opens a model's directory or one safetensors file, in any family of names and encodings.\n\n"
         "`fused_layout` (\"rows-first\" or \"cols-first\") is the order of fused expert tensors that shapes "
@@ -403,7 +403,7 @@ void bind_checkpoint(nb::module_& m) {
         "themselves.");
 
   m.def(
-      "quantize_checkpoint", &quantize_model, nb::arg("source").none(), nb::arg("destination"), nb::kw_only(),
+      "quantize_checkpoint", &quantize_model, nb::arg("source"), nb::arg("destination"), nb::kw_only(),
       nb::arg("format") = "modelopt", nb::arg("activations") = "none", nb::arg("scales") = nb::none(),
       nb::arg("four_over_six") = false, nb::arg("layers") = nb::none(), nb::arg("shared_experts") = false,
       nb::arg("gate_up_scale") = "shared", nb::arg("overwrite") = false, nb::arg("fused_layout") = "",
@@ -422,7 +422,7 @@ void bind_checkpoint(nb::module_& m) {
       "None for\n"
       "all but the multi-token-prediction ones.\n\n" REWRITE_REPORT);
   m.def(
-      "convert_checkpoint", &convert_model, nb::arg("source").none(), nb::arg("destination"), nb::kw_only(),
+      "convert_checkpoint", &convert_model, nb::arg("source"), nb::arg("destination"), nb::kw_only(),
       nb::arg("to"), nb::arg("gate_up_scale") = "shared", nb::arg("overwrite") = false,
       nb::arg("fused_layout") = "", nb::arg("progress") = nb::none(),
       nb::sig(

@@ -1,4 +1,5 @@
 // layer.cc: a layer that is loaded once and run many times, from arrays in host memory or on a GPU.
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -265,13 +266,12 @@ class Layer {
 #endif
 };
 
-Layer* from_checkpoint(nb::handle checkpoint, int number, bool routed_only, const std::string& fused_layout,
-                       const Options& options) {
-  const std::filesystem::path path = existing_path(checkpoint, "checkpoint");
+Layer* from_checkpoint(const std::filesystem::path& checkpoint, int number, bool routed_only,
+                       const std::string& fused_layout, const Options& options) {
   LayerWeights weights;
   {
     const Unlocked unlocked;
-    const ModelIndex model = index_model(Checkpoint::open(path), {fused_layout});
+    const ModelIndex model = index_model(Checkpoint::open(checkpoint), {fused_layout});
     weights = load_layer(model, find_layer(model, number));
   }
   if (routed_only) weights.shared = {};
@@ -376,20 +376,24 @@ nb::dict config_dict(const LayerConfig& config) {
 }
 
 void bind_layer(nb::module_& m) {
-  nb::class_<Options>(m, "LayerOptions", "How a layer is run.")
-      .def(nb::init<std::string, std::string, std::string, std::string, std::string, std::optional<int>>(),
-           nb::arg("backend"), nb::arg("activations"), nb::arg("x_scale"), nb::arg("h_scale"), nb::arg("l1"),
-           nb::arg("device").none());
-  nb::class_<ActivationConfig>(m, "Activation", "h = act(gate, up).")
-      .def(
-          "__init__",
-          [](ActivationConfig* self, const std::string& kind, float limit, float alpha) {
-            new (self) ActivationConfig{parse_activation(kind), limit, alpha};
-          },
-          nb::arg("kind"), nb::arg("limit"), nb::arg("alpha"));
+  nb::class_<Options>(m, "LayerOptions", "How a layer is run.");
+  m.def(
+      "layer_options",
+      [](const std::string& backend, const std::string& activations, const std::string& x_scale,
+         const std::string& h_scale, const std::string& l1,
+         std::optional<int> device) { return Options{backend, activations, x_scale, h_scale, l1, device}; },
+      nb::arg("backend"), nb::arg("activations"), nb::arg("x_scale"), nb::arg("h_scale"), nb::arg("l1"),
+      nb::arg("device").none());
+  nb::class_<ActivationConfig>(m, "Activation", "h = act(gate, up).");
+  m.def(
+      "activation",
+      [](const std::string& activation, float limit, float alpha) {
+        return ActivationConfig{parse_activation(activation), limit, alpha};
+      },
+      nb::arg("activation"), nb::arg("limit"), nb::arg("alpha"));
 
   nb::class_<Layer>(m, "Layer", "What megamoe.MoELayer wraps.")
-      .def_static("from_checkpoint", &from_checkpoint, nb::arg("checkpoint").none(), nb::arg("layer"),
+      .def_static("from_checkpoint", &from_checkpoint, nb::arg("checkpoint"), nb::arg("layer"),
                   nb::arg("routed_only"), nb::arg("fused_layout"), nb::arg("options"))
       .def_static("from_weights", &from_weights, nb::arg("gate").none(), nb::arg("up"), nb::arg("down"),
                   nb::arg("top_k"), nb::arg("activation"), nb::arg("gate_bias").none(),

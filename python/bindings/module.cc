@@ -1,13 +1,10 @@
 // module.cc: the extension module `megamoe._core`: the library's errors as Python's, threads, and its parts.
 #include "bindings/module.h"
 
-#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/string.h>
 
-#include <string>
-
-#include "base/check.h"
 #include "base/parallel.h"
+#include "megamoe/error.h"
 
 namespace megamoe::python {
 
@@ -19,6 +16,7 @@ PyObject* exception_for(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kInvalidFile: return PyExc_ValueError;
+    case ErrorCode::kNoFile: return PyExc_FileNotFoundError;
     case ErrorCode::kNotFound: return PyExc_LookupError;
     case ErrorCode::kUnsupported: return PyExc_NotImplementedError;
     case ErrorCode::kIo: return PyExc_OSError;
@@ -37,21 +35,6 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 }  // namespace
-
-std::filesystem::path existing_path(nb::handle object, const char* name) {
-  std::filesystem::path path;
-  if (!nb::try_cast(object, path)) {
-    throw nb::type_error(
-        fmt::format("{} must be a path, got {}", name, nb::inst_name(object).c_str()).c_str());
-  }
-  if (std::error_code error; !std::filesystem::exists(path, error)) {
-    PyErr_SetString(PyExc_FileNotFoundError,
-                    fmt::format("{}: there is nothing at {}", name, path.string()).c_str());
-    throw nb::python_error();
-  }
-  return path;
-}
-
 }  // namespace megamoe::python
 
 NB_MODULE(_core, m) {

@@ -3,8 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <filesystem>
-
 #include "megamoe/layer.h"
 
 namespace megamoe::python {
@@ -15,8 +13,5 @@ void bind_layer(nanobind::module_& m);       // running a layer
 
 // A layer's sizes, activation and router.
 nanobind::dict config_dict(const LayerConfig& config);
-
-// A str or path-like as a path. Throws TypeError, and FileNotFoundError where nothing is there.
-std::filesystem::path existing_path(nanobind::handle object, const char* name);
 
 }  // namespace megamoe::python

@@ -1,9 +1,10 @@
 """What an array argument may be, and telling torch's tensors without importing torch."""
 
 import sys
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Array(Protocol):
     """A NumPy array, a torch tensor, or anything else that exports its memory by DLPack."""
 

@@ -50,7 +50,7 @@ class MoELayer:
         Raises FileNotFoundError; LookupError for a layer or backend there is not; NotImplementedError for what the
         backend does not run; ValueError for a broken file or an option that does not fit.
         """
-        options = _core.LayerOptions(backend, activations, x_scale, h_scale, l1, device)
+        options = _core.layer_options(backend, activations, x_scale, h_scale, l1, device)
         return cls(_core.Layer.from_checkpoint(checkpoint, layer, routed_only, fused_layout, options))
 
     @classmethod
@@ -73,8 +73,8 @@ class MoELayer:
         The other options are those of from_checkpoint. route() is softmax over all experts, renormalised. Raises
         TypeError or ValueError where sizes or types do not fit.
         """
-        options = _core.LayerOptions(backend, activations, x_scale, h_scale, l1, device)
-        kind = _core.Activation(activation, limit, alpha)
+        options = _core.layer_options(backend, activations, x_scale, h_scale, l1, device)
+        kind = _core.activation(activation, limit, alpha)
         if gate is not None:
             gate = _each_expert("gate", gate)
         up, down = _each_expert("up", up), _each_expert("down", down)

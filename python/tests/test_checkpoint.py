@@ -86,13 +86,17 @@ def test_says_what_is_suspicious(model_path):
 def test_errors_say_what_was_expected(tmp_path, model_path):
     with pytest.raises(FileNotFoundError, match="no-such"):
         megamoe.open(tmp_path / "no-such")
+    with pytest.raises(FileNotFoundError, match="found neither"):
+        megamoe.open(tmp_path)
     for other in (3, None):
-        with pytest.raises(TypeError, match=f"checkpoint must be a path, got {type(other).__name__}"):
+        with pytest.raises(TypeError, match=rf"^checkpoint must be str \| os.PathLike\[str\], got {type(other).__name__}$"):
             megamoe.open(other)
     with pytest.raises(FileNotFoundError, match="no-scales"):
         megamoe.quantize_checkpoint(model_path, tmp_path / "x", activations="static", scales=tmp_path / "no-scales")
     with pytest.raises(TypeError, match="progress must be callable, got int"):
         megamoe.quantize_checkpoint(model_path, tmp_path / "x", progress=3)
+    with pytest.raises(ValueError, match="named once, got layer 0 more often"):
+        megamoe.quantize_checkpoint(model_path, tmp_path / "x", layers=[0, 0])
     with pytest.raises(LookupError, match="0, 1"):
         megamoe.open(model_path).layer(2)
     with pytest.raises(IndexError, match="0 to 15, got 16"):

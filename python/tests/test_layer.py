@@ -31,7 +31,7 @@ def random_input(seed=2, tokens=TOKENS):
 
 def make_layer(weights=None, **options):
     gate, up, down = weights or [[megamoe.quantize(w) for w in matrices] for matrices in random_weights()]
-    return megamoe.MoELayer.from_weights(gate, up, down, top_k=TOP_K, **options)
+    return megamoe.MoELayer.from_weights(gate, up, down, **{"top_k": TOP_K, **options})
 
 
 def in_fp64(weights, x, ids, topk_weights):

@@ -29,7 +29,7 @@ OpenFile open_regular(const fs::path& path) {
   OpenFile file{FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
   if (file.descriptor.get() < 0) {
     const bool absent = errno == ENOENT || errno == ENOTDIR;
-    fail_errno("open", path, absent ? ErrorCode::kNotFound : ErrorCode::kIo);
+    fail_errno("open", path, absent ? ErrorCode::kNoFile : ErrorCode::kIo);
   }
   struct stat status;
   if (::fstat(file.descriptor.get(), &status) != 0) fail_errno("examine", path);

@@ -37,7 +37,7 @@ class FileDescriptor {
 // A regular file mapped read-only. Empty files are fine (no bytes).
 class MappedFile {
  public:
-  // Throws kNotFound, kInvalidArgument (not a regular file) or kIo.
+  // Throws kNoFile, kInvalidArgument (not a regular file) or kIo.
   explicit MappedFile(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -54,7 +54,7 @@ class MappedFile {
 // those who go through files larger than the memory.
 void release_pages(std::span<const std::byte> mapped);
 
-// Reads a regular file of at most `max_bytes`. Throws kNotFound, kInvalidArgument, kIo or kInvalidFile.
+// Reads a regular file of at most `max_bytes`. Throws kNoFile, kInvalidArgument, kIo or kInvalidFile.
 std::string read_text_file(const std::filesystem::path& path, std::int64_t max_bytes = 64LL << 20);
 
 // The name under which what shall stand at `path` grows until it is whole.

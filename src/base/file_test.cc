@@ -55,11 +55,11 @@ TEST_F(FileTest, RefusesWhatIsNotARegularFile) {
   EXPECT_EQ(code_of([&] { MappedFile file(dir_); }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of([&] { MappedFile file(dir_ / "fifo"); }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of([&] { MappedFile file("/dev/null"); }), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(code_of([&] { MappedFile file(dir_ / "absent"); }), ErrorCode::kNotFound);
-  EXPECT_EQ(code_of([&] { MappedFile file(dir_ / "f" / "below"); }), ErrorCode::kNotFound);
-  EXPECT_EQ(code_of([&] { MappedFile file(""); }), ErrorCode::kNotFound);
+  EXPECT_EQ(code_of([&] { MappedFile file(dir_ / "absent"); }), ErrorCode::kNoFile);
+  EXPECT_EQ(code_of([&] { MappedFile file(dir_ / "f" / "below"); }), ErrorCode::kNoFile);
+  EXPECT_EQ(code_of([&] { MappedFile file(""); }), ErrorCode::kNoFile);
   EXPECT_EQ(code_of([&] { read_text_file(dir_); }), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(code_of([&] { read_text_file(dir_ / "absent"); }), ErrorCode::kNotFound);
+  EXPECT_EQ(code_of([&] { read_text_file(dir_ / "absent"); }), ErrorCode::kNoFile);
 }
 
 TEST_F(FileTest, ReadsTextUpToALimit) {

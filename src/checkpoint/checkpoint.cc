@@ -146,7 +146,7 @@ std::vector<fs::path> files_without_index(const fs::path& directory) {
     fail(ErrorCode::kIo, "cannot list the directory {}: {}", directory.string(), error.message());
   }
   if (paths.empty()) {
-    fail(ErrorCode::kNotFound, "expected a .safetensors file or {} in {}, found neither", kIndexName,
+    fail(ErrorCode::kNoFile, "expected a .safetensors file or {} in {}, found neither", kIndexName,
          directory.string());
   }
   std::sort(paths.begin(), paths.end());
@@ -162,7 +162,7 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) {
-    fail(ErrorCode::kNotFound, "{} does not exist", path.string());
+    fail(ErrorCode::kNoFile, "{} does not exist", path.string());
   }
   if (status.type() == fs::file_type::none) {
     fail(ErrorCode::kIo, "cannot examine {}: {}", path.string(), error.message());

@@ -214,11 +214,11 @@ TEST(Checkpoint, SaysWhatItMayNotExamine) {
 
 TEST(Checkpoint, RefusesWhatIsNotThere) {
   TempDir dir;
-  expect_error(ErrorCode::kNotFound, {"absent", "does not exist"}, [&] { Checkpoint::open(dir / "absent"); });
-  expect_error(ErrorCode::kNotFound, {".safetensors", dir.path().string()},
+  expect_error(ErrorCode::kNoFile, {"absent", "does not exist"}, [&] { Checkpoint::open(dir / "absent"); });
+  expect_error(ErrorCode::kNoFile, {".safetensors", dir.path().string()},
                [&] { Checkpoint::open(dir.path()); });
   fs::create_directory(dir / "model.safetensors");
-  expect_error(ErrorCode::kNotFound, {".safetensors"}, [&] { Checkpoint::open(dir.path()); });
+  expect_error(ErrorCode::kNoFile, {".safetensors"}, [&] { Checkpoint::open(dir.path()); });
   expect_error(ErrorCode::kInvalidArgument, {"/dev/null"}, [&] { Checkpoint::open("/dev/null"); });
 }
 

@@ -51,7 +51,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> file_start
 
 class SafetensorsFile {
  public:
-  // Throws kNotFound, kIo or kInvalidFile.
+  // Throws kNoFile, kIo or kInvalidFile.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }

@@ -272,7 +272,7 @@ TEST(SafetensorsFile, RefusesWhatIsNotAFile) {
   expect_error(ErrorCode::kInvalidFile, {"empty.safetensors", "at least 8 bytes"},
                [&] { SafetensorsFile::open(dir / "empty.safetensors"); });
   expect_error(ErrorCode::kInvalidArgument, {"directory"}, [&] { SafetensorsFile::open(dir.path()); });
-  expect_error(ErrorCode::kNotFound, {"absent"}, [&] { SafetensorsFile::open(dir / "absent"); });
+  expect_error(ErrorCode::kNoFile, {"absent"}, [&] { SafetensorsFile::open(dir / "absent"); });
 }
 
 }  // namespace
