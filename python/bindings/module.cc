@@ -3,6 +3,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <string_view>
+
 #include "base/parallel.h"
 #include "megamoe/error.h"
 
@@ -30,7 +32,11 @@ void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
-    PyErr_SetString(exception_for(error.code()), error.what());
+    // It may hold the name of a file, which need not be UTF-8.
+    const std::string_view what = error.what();
+    const auto size = static_cast<Py_ssize_t>(what.size());
+    const nb::object text = nb::steal(PyUnicode_DecodeUTF8(what.data(), size, "backslashreplace"));
+    PyErr_SetObject(exception_for(error.code()), text.ptr());
   }
 }
 

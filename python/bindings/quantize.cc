@@ -123,8 +123,8 @@ void bind_quantize(nb::module_& m) {
   nb::class_<Nvfp4Tensor>(m, "Nvfp4Tensor",
                           "A matrix of NVFP4: value = e2m1 code * E4M3 block scale * tensor scale.\n\n"
                           "Its arrays are read-only views that keep it alive.")
-      .def("__init__", &construct, nb::arg("codes").none(), nb::arg("scales").none(),
-           nb::arg("tensor_scales").none(),
+      .def("__init__", &construct, nb::arg("codes") = nb::none(), nb::arg("scales") = nb::none(),
+           nb::arg("tensor_scales") = nb::none(),
            nb::sig("def __init__(self, codes: megamoe.Array, scales: megamoe.Array, tensor_scales: "
                    "megamoe.Array) -> "
                    "None"),

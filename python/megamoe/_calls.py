@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import reprlib
 import sys
 import types
 import typing
@@ -63,7 +64,8 @@ def _misfit(function: str, signature: inspect.Signature, args: tuple[Any, ...], 
             if isinstance(number, numbers.Integral) and not -2**31 <= number < 2**31:
                 bits = 32 if -2**63 <= number < 2**63 else 64
                 return ValueError(f"{name} must fit in {bits} bits, got {number}")
-    return TypeError(f"{function}() must be called as {function}{signature}, got other arguments")
+    given = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in arguments.items())
+    return TypeError(f"{function}() cannot take {given}")  # a path with a null byte, an object without its parts
 
 
 def _fits(value: Any, expected: Any) -> bool:
