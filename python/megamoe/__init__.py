@@ -10,7 +10,7 @@ Face models, and `python -m megamoe.evaluate` measures what that costs.
 
 from importlib.metadata import version as _version
 
-import megamoe._calls  # it changes what comes from _core
+from megamoe import _calls  # first: it changes what comes from _core
 from megamoe._array import Array
 from megamoe._core import (Checkpoint, Expert, LayerInfo, Matrix, Nvfp4Tensor, backends, convert_checkpoint,
                            deinterleave, dequantize, interleave, num_threads, open, quantize, quantize_checkpoint,

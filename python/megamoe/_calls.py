@@ -33,7 +33,7 @@ def _plain(function: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            if "incompatible function arguments" not in str(error):
+            if not str(error).startswith(f"{function.__name__}(): incompatible function arguments"):
                 raise
         raise _misfit(function.__name__, signature, args, kwargs)
 
