@@ -123,9 +123,12 @@ TEST_F(MoeLayerTest, RefusesFormatsThatTheBackendDoesNotRun) {
 
 TEST_F(MoeLayerTest, RefusesScalesThatItsActivationsDoNotHave) {
   expect_error(ErrorCode::kInvalidArgument, {"nvfp4", "bf16"},
-               [&] { layer({.x_scale = ScaleSource::kDynamicRow, .h_scale = {}}); });
+               [&] { layer({.backend = "cpu", .x_scale = ScaleSource::kDynamicRow, .h_scale = {}}); });
   expect_error(ErrorCode::kInvalidArgument, {"nvfp4", "fp8"}, [&] {
-    layer({.activations = ActivationFormat::kFp8, .x_scale = {}, .h_scale = ScaleSource::kDynamicRow});
+    layer({.backend = "cpu",
+           .activations = ActivationFormat::kFp8,
+           .x_scale = {},
+           .h_scale = ScaleSource::kDynamicRow});
   });
 }
 
