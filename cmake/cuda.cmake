@@ -26,6 +26,12 @@ if(NOT MEGAMOE_HOPPER)
   message(STATUS "MegaMoE: 90a is not among the CUDA architectures, the Hopper kernels are left out")
 endif()
 
+# For GPU code that is compiled, but not run: in a quarter of the time.
+set(MEGAMOE_GPU_SPEED)
+if(MEGAMOE_QUICK_GPU)
+  set(MEGAMOE_GPU_SPEED $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
+endif()
+
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc knows C++20
