@@ -41,7 +41,7 @@ struct Fp8Quantize {
   const std::int32_t* slot_to_row = nullptr;
   int copies = 1;
   // With slot_to_row, or null: the expert of each pair that has a row, else found among the offsets.
-  const std::int32_t* ids = nullptr;  // [tokens, copies]
+  const std::int32_t* ids = nullptr;      // [tokens, copies]
   const std::int64_t* offsets = nullptr;  // [experts + 1]: rows of each expert; or null, and there is one
   int experts = 1;
   std::int64_t most_rows = 0;  // that the result has room for

@@ -51,8 +51,11 @@ class TileTimes {
   // as many rows, or of the next larger number where it is not twice as large.
   TileChoice choose(const GemmProblem& problem) const;
 
+  using Map = std::map<GemmProblem, std::vector<std::pair<TileChoice, double>>>;
+  const Map& all() const { return times_; }
+
  private:
-  std::map<GemmProblem, std::vector<std::pair<TileChoice, double>>> times_;
+  Map times_;
 };
 
 // While it lives, the GEMMs of every layer that this thread runs take these tiles, for measurements.

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "base/file.h"
 #include "base/test_variable.h"
@@ -161,6 +164,26 @@ TEST(TileTimesTest, TheEnvironmentNamesAFile) {
               std::string::npos)
         << error.what();
   }
+}
+
+// What is kept of a GPU's measurements: the formula's tile is the fastest or nearly so.
+TEST(TileTimesTest, TheFormulaIsNearTheFastest) {
+  const std::filesystem::path path = std::filesystem::path(MEGAMOE_SOURCE_DIR) / "bench" / "tiles_h200.txt";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no " << path << " here";
+  const TileTimes times = TileTimes::parse(read_text_file(path), path.string());
+  EXPECT_GT(times.all().size(), 200u);
+  double sum = 0;
+  for (const auto& [problem, of_tiles] : times.all()) {
+    const TileChoice tile =
+        choose_tile(operand_type(problem.activations), problem.rows, static_cast<int>(problem.experts));
+    const auto time = [](const auto& of_tile) { return of_tile.second; };
+    const double fastest = std::ranges::min(of_tiles, {}, time).second;
+    const auto own = std::ranges::find(of_tiles, tile, &std::pair<TileChoice, double>::first);
+    ASSERT_NE(own, of_tiles.end()) << tile << " for " << problem.rows << " rows";
+    EXPECT_LE(own->second, 1.06 * fastest) << tile << " for " << problem.rows << " rows";
+    sum += own->second / fastest;
+  }
+  EXPECT_LE(sum / static_cast<double>(times.all().size()), 1.001);
 }
 
 TEST(TileTimesTest, TilesAreForcedForThisThreadAlone) {
