@@ -179,8 +179,8 @@ TEST(TileTimesTest, TheFormulaIsNearTheFastest) {
     const auto time = [](const auto& of_tile) { return of_tile.second; };
     const double fastest = std::ranges::min(of_tiles, {}, time).second;
     const auto own = std::ranges::find(of_tiles, tile, &std::pair<TileChoice, double>::first);
-    ASSERT_NE(own, of_tiles.end()) << tile << " for " << problem.rows << " rows";
-    EXPECT_LE(own->second, 1.06 * fastest) << tile << " for " << problem.rows << " rows";
+    ASSERT_NE(own, of_tiles.end()) << to_string(tile) << " for " << problem.rows << " rows";
+    EXPECT_LE(own->second, 1.06 * fastest) << to_string(tile) << " for " << problem.rows << " rows";
     sum += own->second / fastest;
   }
   EXPECT_LE(sum / static_cast<double>(times.all().size()), 1.001);
