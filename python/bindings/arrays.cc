@@ -119,9 +119,10 @@ std::string described(nb::handle object) {
   // NumPy has them where elements are fields of structures.
   const nb::object strides = nb::getattr(object, "strides", nb::none()),
                    size = nb::getattr(object, "itemsize", nb::none());
-  if (nb::isinstance<nb::tuple>(strides)) {
+  std::int64_t bytes = 0, step = 0;
+  if (nb::isinstance<nb::tuple>(strides) && nb::try_cast(size, bytes) && bytes > 0) {
     for (const nb::handle stride : strides) {
-      if (nb::cast<int>(stride % size) != 0)
+      if (nb::try_cast(stride, step) && step % bytes != 0)
         return text + " with strides of " + nb::str(strides).c_str() + " bytes";
     }
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import numbers
@@ -60,6 +61,8 @@ def _misfit(function: str, signature: inspect.Signature, args: tuple[Any, ...], 
         if expected is not inspect.Parameter.empty and not _fits(value, eval(expected, scope)):
             return TypeError(f"{name} must be {expected.replace('_core.', '')}, got {_kind(value)}")
     for name, value in arguments.items():  # then it is a number that C++'s type does not hold
+        if "int" not in str(signature.parameters[name].annotation):
+            continue
         for number in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(number, numbers.Integral) and not -2**31 <= number < 2**31:
                 bits = 32 if -2**63 <= number < 2**63 else 64
@@ -79,6 +82,8 @@ def _fits(value: Any, expected: Any) -> bool:
 
 def _kind(value: Any) -> str:
     name = type(value).__name__
+    if hasattr(builtins, name) and type(value).__module__ != "builtins":  # numpy.bool
+        name = f"{type(value).__module__}.{name}"
     if isinstance(value, (list, tuple)) and value:
         return f"{name} of {', '.join(sorted({type(one).__name__ for one in value}))}"
     return name

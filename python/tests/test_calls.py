@@ -22,6 +22,8 @@ def model(path):
     (lambda path: megamoe.quantize(X, tensor_scale=np.ones(2)), TypeError,
      "tensor_scale must be float | None, got ndarray"),
     (lambda path: megamoe.quantize(X, per_row=1), TypeError, "per_row must be bool, got int"),
+    (lambda path: megamoe.quantize(X, per_row=np.bool_(True)), TypeError,
+     f"per_row must be bool, got {'numpy.bool' if np.bool_.__name__ == 'bool' else 'bool_'}"),
     (lambda path: megamoe.quantize(X, tensor_scale=np.float32(1), four_over_six=None), TypeError,
      "four_over_six must be bool, got NoneType"),
     (lambda path: megamoe.quantize(X, 1.0), TypeError, "quantize(): too many positional arguments"),

@@ -217,9 +217,9 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
 
 void check_is_no_input(const fs::path& path, const std::vector<fs::path>& inputs) {
   if (path.empty() || is_written_in_place(path)) return;  // no place among files
-  const fs::path place = path.has_parent_path() ? path.parent_path() : ".";
+  const fs::path place = path.has_parent_path() ? path.parent_path() : ".", target = renameable(path);
   for (const fs::path& input : inputs) {
-    if (!lies_in(path, input) && !lies_in(place, input)) continue;
+    if (!lies_in(path, input) && !lies_in(place, input) && !lies_in(target, input)) continue;
     fail(ErrorCode::kInvalidArgument, "{} is not written, since {} is read and must stay as it is",
          path.string(), input.string());
   }

@@ -143,13 +143,14 @@ TEST_F(FileTest, AnInputIsNotWrittenTo) {
   put(dir_ / "model" / "config", "x");
   fs::create_symlink(dir_ / "file", dir_ / "link");
   fs::create_symlink("../file", dir_ / "model" / "link");
+  fs::create_symlink("model/nothing", dir_ / "dangling");
   const auto code = [&](const fs::path& output, const fs::path& input) {
     return code_of([&] { check_is_no_input(output, {dir_ / "other", input}); });
   };
   fs::create_hard_link(dir_ / "file", dir_ / "twin");
   for (const char* output : {"file", "link", "twin", "model/link", "model/../file"})
     EXPECT_EQ(code(dir_ / output, dir_ / "file"), ErrorCode::kInvalidArgument) << output;
-  for (const char* output : {"model", "model/config", "model/link", "model/new", "model/d/new"})
+  for (const char* output : {"model", "model/config", "model/link", "model/new", "model/d/new", "dangling"})
     EXPECT_EQ(code(dir_ / output, dir_ / "model"), ErrorCode::kInvalidArgument) << output;
   check_is_no_input(dir_ / "file2", {dir_ / "file", dir_ / "model"});
   check_is_no_input("new", {dir_ / "file", dir_ / "model"});

@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::string_view kIndexName = "model.safetensors.index.json";
+constexpr std::string_view kIndexName = "model.safetensors.index.json", kConfigName = "config.json",
+                           kHfQuantConfigName = "hf_quant_config.json";
 constexpr std::string_view kSingleName = "model.safetensors";
 constexpr std::string_view kExtension = ".safetensors";
 
@@ -188,8 +189,8 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
         checkpoint->files_.push_back(SafetensorsFile::open(file));
       }
     }
-    checkpoint->config_ = read_object_if_there(path / "config.json");
-    checkpoint->hf_quant_config_ = read_object_if_there(path / "hf_quant_config.json");
+    checkpoint->config_ = read_object_if_there(path / kConfigName);
+    checkpoint->hf_quant_config_ = read_object_if_there(path / kHfQuantConfigName);
   }
 
   // Only now do the files stay where they are.
@@ -212,6 +213,9 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
 std::vector<fs::path> Checkpoint::sources() const {
   std::vector<fs::path> paths = {path_};
   for (const SafetensorsFile& file : files_) paths.push_back(file.path());
+  for (const std::string_view name : {kConfigName, kHfQuantConfigName, kIndexName}) {
+    if (is_regular(path_ / name)) paths.push_back(path_ / name);
+  }
   return paths;
 }
 

@@ -48,7 +48,8 @@ class Checkpoint {
   const nlohmann::json& config() const { return config_; }            // config.json, or null
   const nlohmann::json& hf_quant_config() const { return hf_quant_config_; }
   bool has_index() const { return has_index_; }
-  // path() and the files of tensors, which may be links to elsewhere: what must not be written to.
+  // path(), the files of tensors and the configs, which may be links to elsewhere: what must not be written
+  // to.
   std::vector<std::filesystem::path> sources() const;
 
  private:

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "checkpoint/test_files.h"
 
 namespace megamoe {
@@ -63,6 +65,15 @@ TEST_F(Shards, LoadWithoutAnIndex) {
   fs::remove(dir_ / "model.safetensors.index.json");
   expect_loads();
   EXPECT_FALSE(Checkpoint::open(dir_.path())->has_index());
+}
+
+TEST_F(Shards, SourcesAreAllThatIsRead) {
+  write_bytes(dir_ / "config.json", "{}");
+  const std::vector<fs::path> sources = Checkpoint::open(dir_.path())->sources();
+  for (const std::string& name :
+       {std::string("config.json"), std::string("model.safetensors.index.json"), kShard2})
+    EXPECT_EQ(std::count(sources.begin(), sources.end(), dir_ / name), 1) << name;
+  EXPECT_EQ(std::count(sources.begin(), sources.end(), dir_ / "hf_quant_config.json"), 0);
 }
 
 TEST_F(Shards, AMissingShardIsNamed) {

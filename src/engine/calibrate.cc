@@ -51,7 +51,7 @@ void Calibration::add(MatrixView<const bf16> x, MatrixView<const std::int32_t> i
   // Of a token whose logits hold a NaN every weight is one, and the experts say nothing.
   for (std::int64_t t = 0; t < weights.rows; ++t) {
     for (std::int64_t slot = 0; slot < weights.cols; ++slot) {
-      if (is_finite(weights.row(t)[slot])) continue;
+      if (ids.row(t)[slot] < 0 || is_finite(weights.row(t)[slot])) continue;
       fail(ErrorCode::kInvalidArgument, "cannot calibrate: the weight of token {}, slot {} is not finite", t,
            slot);
     }

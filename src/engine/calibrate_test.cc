@@ -90,6 +90,13 @@ TEST_F(CalibrateTest, RefusesWeightsThatAreNotFinite) {
   });
 }
 
+TEST_F(CalibrateTest, ASlotWithoutExpertMayHaveAnyWeight) {
+  const std::vector<bf16> x(kSize, to_bf16(1.0f));
+  const std::vector<std::int32_t> ids = {-1};
+  const std::vector<float> weights = {std::numeric_limits<float>::quiet_NaN()};
+  calibration_.add({x.data(), 1, kSize}, {ids.data(), 1, 1}, {weights.data(), 1, 1});
+}
+
 TEST_F(CalibrateTest, RefusesToMakeScalesOfNothing) {
   add({}, {});
   add({1}, {-1});

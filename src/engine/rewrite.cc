@@ -369,7 +369,8 @@ RewriteReport rewrite_checkpoint(const RewritePlan& plan, ActivationScales activ
   const std::vector<Shard> shards = plan_shards(plan);
   recipe["version"] = kRecipeVersion;
   recipe["source"] = source_identity(checkpoint);
-  const std::string recipe_text = recipe.dump();
+  // Names of files need not be UTF-8.
+  const std::string recipe_text = recipe.dump(-1, ' ', false, json::error_handler_t::replace);
 
   RewriteReport report = start_report(plan, shards);
   Reporter reporter(shards, progress);
