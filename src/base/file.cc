@@ -66,14 +66,22 @@ FileDescriptor open_in_place(const fs::path& path) {
   return file;
 }
 
-// Writes where the file's position is: pipes have no other place.
-void write_on(const FileDescriptor& file, const fs::path& path, std::span<const std::byte> data) {
-  while (!data.empty()) {
-    const ssize_t put = ::write(file.get(), data.data(), data.size());
+// Has write(the rest of `data`, how many bytes lie before it) put all of it, a part at a time.
+template <class Write>
+void write_all(const fs::path& path, std::span<const std::byte> data, const Write& write) {
+  for (std::size_t done = 0; done < data.size();) {
+    const ssize_t put = write(data.subspan(done), done);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail_errno("write", path);
-    data = data.subspan(static_cast<std::size_t>(put));
+    done += static_cast<std::size_t>(put);
   }
+}
+
+// Writes where the file's position is: pipes have no other place.
+void write_on(const FileDescriptor& file, const fs::path& path, std::span<const std::byte> data) {
+  write_all(path, data, [&](std::span<const std::byte> rest, std::size_t) {
+    return ::write(file.get(), rest.data(), rest.size());
+  });
 }
 
 fs::path real_path(const fs::path& path) {
@@ -172,13 +180,9 @@ bool lies_in(const fs::path& path, const fs::path& directory) {
 
 void write_at(const FileDescriptor& file, const fs::path& path, std::span<const std::byte> data,
               std::int64_t offset) {
-  while (!data.empty()) {
-    const ssize_t put = ::pwrite(file.get(), data.data(), data.size(), offset);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail_errno("write", path);
-    data = data.subspan(static_cast<std::size_t>(put));
-    offset += put;
-  }
+  write_all(path, data, [&](std::span<const std::byte> rest, std::size_t done) {
+    return ::pwrite(file.get(), rest.data(), rest.size(), offset + static_cast<std::int64_t>(done));
+  });
 }
 
 void sync_directory_of(const fs::path& path) {

@@ -371,8 +371,7 @@ std::vector<float> read_f32(const TensorRef& tensor) {
   return out;
 }
 
-std::int64_t count_nans(const TensorRef& tensor) {
-  const std::vector<float> values = read_f32(tensor);
+std::int64_t count_nans(const std::vector<float>& values) {
   return std::count_if(values.begin(), values.end(), [](float value) { return std::isnan(value); });
 }
 

@@ -47,7 +47,7 @@ float read_input_scale(const ExpertMatrix& matrix);
 std::vector<float> read_bias(const ExpertMatrix& matrix);
 // Any float tensor as FP32.
 std::vector<float> read_f32(const TensorRef& tensor);
-// How many values of a float tensor are NaN.
-std::int64_t count_nans(const TensorRef& tensor);
+// How many values are NaN.
+std::int64_t count_nans(const std::vector<float>& values);
 
 }  // namespace megamoe

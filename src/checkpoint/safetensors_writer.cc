@@ -62,17 +62,17 @@ void check_plan(const std::vector<PlannedTensor>& plan) {
 
 // Where each tensor of the plan goes, from the start of the data; `total` is the size of the data.
 struct Placement {
+  std::vector<std::size_t> order;  // of the tensors in the file
   std::vector<std::int64_t> offsets;
   std::int64_t total = 0;
 };
 Placement place(const std::vector<PlannedTensor>& plan) {
-  std::vector<std::size_t> order(plan.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
+  Placement result{std::vector<std::size_t>(plan.size()), std::vector<std::int64_t>(plan.size()), 0};
+  std::iota(result.order.begin(), result.order.end(), std::size_t{0});
   const auto element_bytes = [&](std::size_t i) { return std::max(bits_of(plan[i].dtype) / 8, 1); };
-  std::stable_sort(order.begin(), order.end(),
+  std::stable_sort(result.order.begin(), result.order.end(),
                    [&](std::size_t a, std::size_t b) { return element_bytes(a) > element_bytes(b); });
-  Placement result{std::vector<std::int64_t>(plan.size()), 0};
-  for (const std::size_t i : order) {
+  for (const std::size_t i : result.order) {
     result.offsets[i] = result.total;
     result.total = checked_add(result.total, plan[i].bytes());
   }
@@ -314,12 +314,8 @@ void write_safetensors(const fs::path& path, const std::vector<PlannedTensor>& p
   check_plan(plan);
   const Placement placement = place(plan);
   const std::string start = file_start(plan, placement, {});
-  std::vector<std::size_t> order(plan.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return placement.offsets[a] < placement.offsets[b]; });
   std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(start))};
-  for (const std::size_t i : order) {
+  for (const std::size_t i : placement.order) {
     MEGAMOE_CHECK(std::ssize(data.at(i)) == plan[i].bytes());
     pieces.push_back(data[i]);
   }

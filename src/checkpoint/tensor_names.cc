@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <optional>
 
 namespace megamoe {
 namespace {
@@ -47,14 +46,6 @@ constexpr std::array<ProjectionRow, 7> kProjectionNames = {{
     {"w3", NamedProjection::kUp},
     {"w2", NamedProjection::kDown},
 }};
-
-std::optional<std::int64_t> parse_number(std::string_view text, std::int64_t limit) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  const bool canonical = text == "0" || (!text.empty() && text.front() >= '1' && text.front() <= '9');
-  return whole && canonical && value < limit ? std::optional(value) : std::nullopt;
-}
 
 // Sets projection, part and module from `rest`, the end of `name`: a projection and its part. Parts follow a
 // dot, or an underscore where one tensor holds all experts.
@@ -160,6 +151,14 @@ TensorName parse_tensor_name(std::string_view name) {
     return out;
   }
   return out;
+}
+
+std::optional<std::int64_t> parse_number(std::string_view text, std::int64_t limit) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  const bool canonical = text == "0" || (!text.empty() && text.front() >= '1' && text.front() <= '9');
+  return whole && canonical && value < limit ? std::optional(value) : std::nullopt;
 }
 
 std::string join_names(std::string_view prefix, std::string_view name) {

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -55,6 +56,10 @@ struct TensorName {
   TensorPart part = TensorPart::kWeight;
 };
 TensorName parse_tensor_name(std::string_view name);
+
+// The number below `limit` that `text` is in its one spelling, so that no two texts are the same number.
+// Without a limit: one of an int.
+std::optional<std::int64_t> parse_number(std::string_view text, std::int64_t limit = std::int64_t{1} << 31);
 
 // "prefix.name", or `name` where there is no prefix.
 std::string join_names(std::string_view prefix, std::string_view name);

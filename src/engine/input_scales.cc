@@ -1,12 +1,12 @@
 #include "engine/input_scales.h"
 
-#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "base/file.h"
 #include "checkpoint/json.h"
+#include "checkpoint/tensor_names.h"
 
 namespace megamoe {
 namespace {
@@ -50,14 +50,10 @@ ExpertInputScales parse_expert(const json& expert, const std::string& where) {
           parse_scale(expert, "h", where)};
 }
 
-// A number in its one spelling, so that two keys are two layers.
 int parse_layer(const std::string& key, const std::string& name) {
-  int layer = -1;
-  std::from_chars(key.data(), key.data() + key.size(), layer);
-  if (layer < 0 || key != std::to_string(layer)) {
-    fail(ErrorCode::kInvalidFile, "{}: expected a layer's number, got \"{}\"", name, key);
-  }
-  return layer;
+  const auto layer = parse_number(key);
+  if (!layer) fail(ErrorCode::kInvalidFile, "{}: expected a layer's number, got \"{}\"", name, key);
+  return static_cast<int>(*layer);
 }
 
 }  // namespace

@@ -234,7 +234,7 @@ Inspection inspect(const ModelIndex& model, const InspectOptions& options) {
     out.expert_bytes += out.layers.back().bytes;
     find_faults(out.layers.back(), out.findings);
     for (const TensorRef* tensor : router_tensors(info)) {
-      if (const std::int64_t nans = count_nans(*tensor); nans > 0) {
+      if (const std::int64_t nans = count_nans(read_f32(*tensor)); nans > 0) {
         out.findings.push_back(
             {Severity::kError, info.layer, fmt::format("{} NaN in {}", nans, tensor->info->name)});
       }

@@ -1,11 +1,11 @@
 #include "engine/recorded.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <string>
 
 #include "base/check.h"
+#include "checkpoint/tensor_names.h"
 #include "numerics/bf16.h"
 #include "numerics/fp16.h"
 
@@ -92,9 +92,7 @@ std::vector<int> RecordedActivations::layers() const {
     if (!name.starts_with("layers.") || !name.ends_with(".mlp.input")) continue;
     name.remove_prefix(7);
     name.remove_suffix(10);
-    int layer = -1;
-    std::from_chars(name.data(), name.data() + name.size(), layer);
-    if (layer >= 0 && name == std::to_string(layer)) out.push_back(layer);
+    if (const auto layer = parse_number(name)) out.push_back(static_cast<int>(*layer));
   }
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());

@@ -82,7 +82,7 @@ void pair_up(const MoeLayerInfo& layer, std::int64_t expert,
                                        s->rows, s->cols, q->rows, q->cols));
     } else if (q) {
       const std::vector<float> bias = read_bias(*q);
-      if (std::any_of(bias.begin(), bias.end(), [](float value) { return std::isnan(value); })) {
+      if (count_nans(bias) > 0) {
         mismatches.push_back(fmt::format("{}: the bias holds a NaN", name()));
       } else if (bias != read_bias(*s)) {
         mismatches.push_back(fmt::format("{}: the biases differ", name()));
@@ -127,7 +127,7 @@ void compare_others(const ModelIndex& quantized, const ModelIndex& source, Verif
   for (const MoeLayerInfo& layer : quantized.layers) {
     std::vector<const TensorRef*> routers = router_tensors(layer);
     for (const TensorRef* tensor : routers) {
-      if (const std::int64_t nans = count_nans(*tensor); nans > 0)
+      if (const std::int64_t nans = count_nans(read_f32(*tensor)); nans > 0)
         out.mismatches.push_back(fmt::format("{}: {} NaN", tensor->info->name, nans));
     }
     // What decides where tokens go, and was not there.

@@ -169,10 +169,11 @@ ActivationConfig activation_of(const ModelConfig& config, const MoeLayerInfo& in
 // One of router_tensors(), or null. A NaN in it would spoil every token, or send it to other experts unseen.
 const float* load_router_tensor(const TensorRef* tensor, LayerWeights& out) {
   if (tensor == nullptr) return nullptr;
-  if (const std::int64_t nans = count_nans(*tensor); nans > 0) {
+  std::vector<float> values = read_f32(*tensor);
+  if (const std::int64_t nans = count_nans(values); nans > 0) {
     fail(ErrorCode::kInvalidFile, "{}: expected numbers, got {} NaN", named(*tensor), nans);
   }
-  return keep(read_f32(*tensor), out.storage);
+  return keep(std::move(values), out.storage);
 }
 
 void load_router(const MoeLayerInfo& info, LayerWeights& out) {
